@@ -4,9 +4,12 @@
 # PYTHON       the interpreter to build the environment with (3.11 or newer)
 # TORCH_INDEX  an extra package index for torch, such as PyTorch's CPU wheels, where the default one would bring
 #              CUDA packages to a machine that has no GPU
+# TORCH        another torch than that of constraints.txt, as 2.14.1: in an environment of its own, .venv-2.14.1
 PYTHON ?= python3
 TORCH_INDEX ?=
-VENV := .venv
+TORCH ?=
+VENV := .venv$(if $(TORCH),-$(TORCH))
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -76,11 +79,12 @@ lock: $(STAMP)
 	$(BIN)/python docker/lock.py $(TORCH_INDEX)
 
 clean:
-	rm -rf $(VENV) .trivet build *.egg-info
+	rm -rf .venv .venv-* .trivet build *.egg-info
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Trivet needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Set PYTHON=python3.12, for one."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
 	@echo "installing about 2 GB of packages (several more where torch brings CUDA), which takes some minutes"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch --editable '.[dev]'
 	touch $@

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "compilation"))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
 from programs import storing
 from programs.registry import CLEAN, DEFECTS, Planted

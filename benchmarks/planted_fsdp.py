@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "compilation"))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
 from programs.sharded import Sharded, blocks, sequential
 

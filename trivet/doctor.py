@@ -29,6 +29,7 @@ from service.jobs.private import NotPrivateError, check_owned
 from service.jobs.records import ISOLATION_PARTS
 from service.jobs.settings import Settings
 from service.jobs.store.client import BrokerClient, StoreUnavailable
+from service.torch_internals.releases import faults, installed_torch, is_tried
 from trivet.client import Client
 from trivet.errors import TrivetError
 
@@ -107,8 +108,11 @@ def _torch_and_devices(_: Settings) -> Iterator[HostCheck]:
         return
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     built = f"built for CUDA {found['built_for']}" if found["built_for"] else "built for the CPU"
-    yield HostCheck("torch", "ok", f"{found['version']}, {built}")
+    tried = "tried" if is_tried(found["version"]) else "not tried"
+    yield HostCheck("torch", "ok", f"{found['version']}, {built}, {tried} with this Trivet")
     listed = _gpus_of_the_driver()
+    for fault in faults(installed_torch(), len(listed)):
+        yield HostCheck("torch", "warning" if fault.works else "wrong", fault.told, fault.advice)
     if len(found["devices"]) < len(listed) and "CUDA_VISIBLE_DEVICES" in os.environ:
         told = f"CUDA_VISIBLE_DEVICES shows {len(found['devices'])} of the driver's {len(listed)} GPUs"
         yield HostCheck("GPUs", "ok", told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 import pynvml
 
 from service.jobs.plugins.catalogue import house_version
+from service.torch_internals.releases import installed_torch
 
 _SMALL_MESH = 4
 """Even ranks that share a core show that a mesh works: two by two is the smallest mesh with two dimensions."""
@@ -20,7 +20,7 @@ def versions() -> dict[str, str]:
     """Return the versions of the packages that ranks of this host run."""
     return {
         "trivet": house_version(),
-        "torch": importlib.metadata.version("torch"),
+        "torch": installed_torch().version,
         "python": platform.python_version(),
     }
 

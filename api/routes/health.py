@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from api.context import ContextDep
 from service.jobs.monitoring.catalogue import METRICS, MetricDeclaration
 from service.jobs.monitoring.numbers import Numbers, Series
-from service.jobs.records import ISOLATION_PARTS
+from service.jobs.records import ISOLATION_PARTS, TorchUsed
 
 router = APIRouter(tags=["health"])
 
@@ -35,6 +35,8 @@ class Ready(BaseModel):
     """Worker hosts that report."""
     isolation: dict[str, int]
     """How many of them keep ranks apart by each of ``limits``, ``files``, ``network``, ``broker``, ``memory``."""
+    torch: tuple[TorchUsed, ...]
+    """The versions of torch there."""
 
 
 @router.get("/healthz")
@@ -55,6 +57,7 @@ def check_readiness(context: ContextDep) -> Ready:
         survives_power_loss=store.survives_power_loss(),
         hosts=len(alive),
         isolation={part: isolation[part] for part in ISOLATION_PARTS},
+        torch=tuple(dict.fromkeys(used for host in alive if (used := TorchUsed.of(host.versions)) is not None)),
     )
 
 

@@ -232,7 +232,14 @@ def _wrong() -> Iterator[Entry]:
     for name, (make, loop, phase) in held.items():
         yield Entry(name, make, loop, phase, LIFETIME, HELD, ("cuda",))
     yield Entry(
-        "rescales", Scaled, rescales, bug=NUMBERS, thread=UNCACHED, shows=("cpu", "cuda"), versions="2.13", fast=True
+        "rescales",
+        Scaled,
+        rescales,
+        bug=NUMBERS,
+        thread=UNCACHED,
+        shows=("cpu", "cuda"),
+        versions="2.13, 2.14",
+        fast=True,
     )
 
 

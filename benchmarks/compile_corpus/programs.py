@@ -79,7 +79,7 @@ class Entry:
     bug: str = ""
     thread: str = ""
     shows: tuple[str, ...] = ()
-    versions: str = "2.11, 2.13"
+    versions: str = "2.11, 2.13, 2.14"
     compiled: tuple[str, ...] = ()
     autocast: bool = False
     period: int = 1

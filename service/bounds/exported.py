@@ -34,6 +34,8 @@ from service.bounds.graph import (
     source_of,
 )
 from service.bounds.whole_functions import written_whole
+from service.torch_internals.table import internal_of
+from service.torch_internals.types import SCHEMA, OpOverload
 
 RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
 BATCHED, SELECTED = "aten.bmm.default", "aten.index_select.default"
@@ -149,7 +151,7 @@ class GraphBuilder:
         value = fx.meta.get("val")
         if isinstance(value, torch.SymInt):
             return BatchSize()
-        if not isinstance(fx.target, torch._ops.OpOverload) or value is None:
+        if not isinstance(fx.target, OpOverload) or value is None:
             return _Unusable(fx)
         target = fx.target
         arguments = self._bind(fx, target)
@@ -270,7 +272,7 @@ class GraphBuilder:
         self.nodes.append(node)
         self.shapes[node.name] = node.shape
 
-    def _repeated(self, target: torch._ops.OpOverload, arguments: Mapping[str, Any], value: Tensor) -> Repeated | None:
+    def _repeated(self, target: OpOverload, arguments: Mapping[str, Any], value: Tensor) -> Repeated | None:
         """Return a constant that is repeated along the batch, which must be its first dimension."""
         sized = [isinstance(length, BatchSize) for length in arguments["size"]]
         if sized[:1] != [True] or any(sized[1:]) or value.dtype != self.dtype:
@@ -278,15 +280,15 @@ class GraphBuilder:
         once = {name: one for name, one in arguments.items() if name != "size"}
         return Repeated(target(**once, size=[1, *arguments["size"][1:]]))
 
-    def _fold(self, fx: FxNode, target: torch._ops.OpOverload) -> Any:
+    def _fold(self, fx: FxNode, target: OpOverload) -> Any:
         """Fold operations on constants alone, unless they draw random numbers."""
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise _unsupported(fx)
         return target(*self._value(fx.args), **{name: self._value(value) for name, value in fx.kwargs.items()})
 
-    def _bind(self, fx: FxNode, target: torch._ops.OpOverload) -> dict[str, Any]:
+    def _bind(self, fx: FxNode, target: OpOverload) -> dict[str, Any]:
         bound: dict[str, Any] = {}
-        for index, argument in enumerate(target._schema.arguments):
+        for index, argument in enumerate(internal_of(target, SCHEMA).arguments):
             if index < len(fx.args):
                 bound[argument.name] = self._value(fx.args[index])
             elif argument.name in fx.kwargs:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import _functional_collectives as functional
 
 from service.parallel import collectives
+from service.torch_internals.table import internal
 
 
 def total(x: Tensor, operation: str, group: Any, tag: str) -> Tensor:
@@ -36,7 +36,7 @@ def scattered(x: Tensor, operation: str, dim: int, group: Any, tag: str) -> Tens
 
 def _group(group: Any, tag: str) -> tuple[str, int]:
     """Return the name of a group and its number of ranks."""
-    name = str(functional._resolve_group_name(group, tag))
+    name = str(internal("torch.distributed._functional_collectives._resolve_group_name")(group, tag))
     return name, collectives.resolve(name).size()
 
 
@@ -81,7 +81,8 @@ def recognised() -> Iterator[None]:
     changes nothing.
     """
     started = dist.is_available() and dist.is_initialized()
-    theirs = {name: getattr(functional, name) for name in _OURS if started and hasattr(functional, name)}
+    functional = internal("torch.distributed._functional_collectives") if started else None
+    theirs = {name: getattr(functional, name) for name in _OURS if hasattr(functional, name)}
     codes = {name: function.__code__ for name, function in theirs.items()}
     try:
         for name, function in theirs.items():

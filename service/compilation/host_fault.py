@@ -6,10 +6,9 @@ import errno
 import re
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
-from torch._inductor.exc import InvalidCxxCompiler
 
 from service.compilation.torch_internals.text import first_line
+from service.torch_internals.table import TorchInternalMissing, internal
 
 _NUMBERS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
@@ -35,7 +34,7 @@ class HostFaultError(RuntimeError):
 def raise_host_fault(error: BaseException) -> None:
     """Raise :class:`HostFaultError` from ``error`` if that, or its cause, is a fault of the host."""
     causes = _causes(error)
-    compiles = any(isinstance(each, BackendCompilerFailed) for each in causes)  # it opens no file of the program
+    compiles = any(isinstance(each, _backend_failed()) for each in causes)  # it opens no file of the program
     cause = next((each for each in causes if _is_of_host(each) or (compiles and isinstance(each, OSError))), None)
     if cause is not None:
         raise HostFaultError(f"the check could not be made on this host: {_described(cause)}") from error
@@ -66,15 +65,20 @@ def _is_of_host(error: BaseException) -> bool:
         return _others_hold_memory()
     if isinstance(error, OSError) and error.errno in _NUMBERS:
         return True
-    if isinstance(error, MemoryError | InvalidCxxCompiler):
+    if isinstance(error, (MemoryError, TorchInternalMissing, internal("torch._inductor.exc.InvalidCxxCompiler"))):
         return True
     # The text of a program's own error proves nothing; only one that repeats another's text does.
     return _tells_of_another(error) and bool(_WORDS.search(str(error)))
 
 
+def _backend_failed() -> type[Exception]:
+    found: type[Exception] = internal("torch._dynamo.exc.BackendCompilerFailed")
+    return found
+
+
 def _tells_of_another(error: BaseException) -> bool:
     """Return whether ``error`` repeats the message of a compiler, an allocator or another process."""
-    if isinstance(error, BackendCompilerFailed):
+    if isinstance(error, _backend_failed()):
         return False
     module = type(error).__module__
     return module.startswith(("torch._inductor", "triton")) or type(error) is RuntimeError

@@ -11,6 +11,8 @@ import torch
 from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule
 
+from service.torch_internals.table import internal, internal_of
+
 _APART = {"triton.cudagraph_unexpected_rerecord_limit": 127}
 """One below the default: caches distinguish a compilation's options, but not which of its inputs must stay in place."""
 
@@ -22,19 +24,15 @@ def copying_inductor(graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str 
     move: under FSDP2 in every step. Here each replay first copies them into the graph's memory, like other inputs;
     graphs share that memory, so sharding saves as much as without graphs.
     """
-    from torch._inductor import list_mode_options  # noqa: PLC0415 - brings Inductor
-    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415
-
-    options = {**(list_mode_options(mode) if mode else {}), **_APART}
+    options = {**(internal("torch._inductor.list_mode_options")(mode) if mode else {}), **_APART}
+    compile_fx = internal("torch._inductor.compile_fx.compile_fx")
     compiled: Any = compile_fx(graph, inputs, inner_compile=_copying, config_patches=options)
     return compiled  # type: ignore[no-any-return]
 
 
 def _reset() -> None:
     """Forget all CUDA graphs, as ``torch._dynamo.reset`` does for Inductor itself."""
-    from torch._inductor.cudagraph_trees import reset_cudagraph_trees  # noqa: PLC0415
-
-    reset_cudagraph_trees()
+    internal("torch._inductor.cudagraph_trees.reset_cudagraph_trees")()
 
 
 copying_inductor.reset = _reset  # type: ignore[attr-defined]
@@ -44,12 +42,10 @@ def _copying(
     graph: fx.GraphModule, inputs: Sequence[Any], *, static_input_idxs: Sequence[int] = (), **options: Any
 ) -> Any:
     """Compile one graph, forward or backward. Inputs that it updates are not copied."""
-    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
-
     places = graph.graph.find_nodes(op="placeholder")
     written = {node.args[0] for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)}
     kept = [index for index in static_input_idxs if places[index] in written]
-    return compile_fx_inner(graph, inputs, static_input_idxs=kept, **options)
+    return internal("torch._inductor.compile_fx.compile_fx_inner")(graph, inputs, static_input_idxs=kept, **options)
 
 
 @dataclass(frozen=True)
@@ -112,9 +108,8 @@ def _is_skipped(unit: nn.Module) -> bool:
     """Return whether Dynamo would compile no frame of this module's call, as for a bare ``Sequential``: it skips the
     files of ``torch.nn`` itself. Hooks of FSDP2 must stay outside of graphs.
     """
-    from torch._dynamo import trace_rules  # noqa: PLC0415 - takes a second, and only what compiles needs it
-
-    return trace_rules.check(unit.forward) and not isinstance(unit, FSDPModule)
+    skips = internal("torch._dynamo.trace_rules.check")  # brings Dynamo, which only what compiles needs
+    return bool(skips(unit.forward)) and not isinstance(unit, FSDPModule)
 
 
 def _within_a_frame(unit: nn.Module) -> Callable[..., Any]:
@@ -123,7 +118,7 @@ def _within_a_frame(unit: nn.Module) -> Callable[..., Any]:
     Its code is a copy: all modules that share code also share its limit of recompilations.
     """
 
-    call: Callable[..., Any] = unit._call_impl
+    call: Callable[..., Any] = internal_of(unit, "torch.nn.Module._call_impl")
 
     def framed(*arguments: Any, **named: Any) -> Any:
         return call(*arguments, **named)

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from service.jobs.checkpoints import WEIGHTS, finished
 from service.jobs.layout import JobPaths
@@ -22,6 +21,7 @@ from service.parallel import checkpoint
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.placement import global_parameters, global_rows
+from service.torch_internals.table import internal
 
 _CHECKPOINT_PREFIX = "model."
 _config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
@@ -145,7 +145,8 @@ def _own_part(parameter: Tensor) -> tuple[slice, ...]:
     """
     shape, offset = tuple(parameter.shape), (0,) * parameter.dim()
     if isinstance(parameter, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(shape, parameter.device_mesh, parameter.placements)
+        part = internal("torch.distributed.tensor._utils.compute_local_shape_and_global_offset")
+        shape, offset = part(shape, parameter.device_mesh, parameter.placements)
     return tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
 
 

@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from service.jobs.plugins.catalogue import HOUSE
@@ -38,6 +37,8 @@ from service.models.compiled import CompileMode, apply_compile
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import apply_float8
+from service.torch_internals.table import internal, internal_of
+from service.torch_internals.types import SCHEMA, OpOverload
 
 _ONE_MICRO_BATCH = ShardingSpec().resolved(1)
 
@@ -121,7 +122,7 @@ def apply_activation_checkpoint(model: nn.Module, choice: Choice) -> None:
     """Make each of ``model.blocks`` recompute, in place; no parameter changes its name."""
     if choice == "selective":
         # Read when a graph is first compiled. A process runs one model, so setting it here affects nothing else.
-        functorch_config.activation_memory_budget = COMPILED_BUDGET
+        internal("torch._functorch.config").activation_memory_budget = COMPILED_BUDGET
     for block in model.blocks.values():  # type: ignore[operator]
         # A class for all blocks of one kind, not a wrapper for each: one compiled graph then still serves all.
         kind: Any = type(block)
@@ -143,7 +144,7 @@ def _recomputing(kind: Any, choice: Choice) -> type[nn.Module]:
 
 
 def _policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-    name: str = operator._schema.name if isinstance(operator, torch._ops.OpOverload) else ""
+    name: str = internal_of(operator, SCHEMA).name if isinstance(operator, OpOverload) else ""
     kept = name in _KEPT_NAMES or name.startswith(_KEPT_NAMESPACE)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 

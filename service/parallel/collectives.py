@@ -28,12 +28,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
+
+from service.torch_internals.table import internal
 
 # torch 2.13 renamed both; 2.11 has the older names only.
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -46,8 +47,9 @@ class GroupError(RuntimeError):
 
 def resolve(group: str) -> dist.ProcessGroup:
     """Return the process group of that name; only kernels may call it."""
+    resolved = internal("torch.distributed.distributed_c10d._resolve_process_group")
     try:
-        return distributed_c10d._resolve_process_group(group)  # type: ignore
+        return cast(dist.ProcessGroup, resolved(group))
     except (RuntimeError, KeyError, ValueError) as error:
         raise GroupError(f"no process group {group!r} in this process: was the mesh only planned?") from error
 

@@ -30,6 +30,7 @@ from service.jobs import rendezvous_folder
 from service.jobs.atomic import flush
 from service.jobs.cache import used
 from service.jobs.rendezvous_folder import RendezvousError
+from service.torch_internals.table import internal
 
 # CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -139,7 +140,7 @@ def abandon() -> None:
     if not dist.is_initialized():
         return
     if can_abort():
-        dist.distributed_c10d._abort_process_group()  # experimental, and for NCCL alone, on torch 2.11 to 2.13
+        internal("torch.distributed.distributed_c10d._abort_process_group")()  # experimental, and for NCCL alone
     else:
         dist.destroy_process_group()
 
@@ -156,8 +157,8 @@ def _join(folder: Path, world_size: int) -> distributed_c10d.Store:
 
 def authenticate_objects(secret: bytes) -> None:
     """Make torch's object collectives sign pickles with ``secret``, and refuse others."""
-    if not (hasattr(distributed_c10d, "_pickler") and hasattr(distributed_c10d, "_unpickler")):
-        raise RendezvousError("this version of torch pickles objects in another way; Trivet knows 2.11 to 2.13")
+    for name in ("torch.distributed.distributed_c10d._pickler", "torch.distributed.distributed_c10d._unpickler"):
+        internal(name)  # setting names that torch does not read would leave pickles unsigned
     private: Any = distributed_c10d
     private._pickler = partial(_SigningPickler, secret=secret)
     private._unpickler = partial(_CheckingUnpickler, secret=secret)

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.train import ShardingSpec
 from service.parallel.mesh import Mesh
+from service.torch_internals.table import internal_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -134,7 +135,14 @@ def reduce_gradients(model: nn.Module) -> None:
 def await_gradients(model: nn.Module) -> None:
     """Let the current stream wait for :func:`reduce_gradients`, and FSDP end its step."""
     if isinstance(model, FSDPModule):
-        model._get_fsdp_state()._root_post_backward_final_callback()
+        internal_of(_state(model), f"{_STATE}._root_post_backward_final_callback")()
+
+
+_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"
+
+
+def _state(module: FSDPModule) -> Any:
+    return internal_of(module, "torch.distributed.fsdp.FSDPModule._get_fsdp_state")()
 
 
 def _parameter_groups(model: nn.Module) -> list[Any]:
@@ -146,7 +154,7 @@ def _parameter_groups(model: nn.Module) -> list[Any]:
     groups: list[Any] = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
+            state = _state(module)
             listed = getattr(state, "_fsdp_param_groups", None)
-            groups += [state._fsdp_param_group] if listed is None else listed
+            groups += [internal_of(state, f"{_STATE}._fsdp_param_group")] if listed is None else listed
     return [group for group in reversed(groups) if group is not None]

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from service.parallel import collectives
+from service.torch_internals.table import internal
 
 
 def squared_norm(gradients: Sequence[Tensor], ranks: int, device: torch.device) -> Tensor:
@@ -24,7 +25,7 @@ def squared_norm(gradients: Sequence[Tensor], ranks: int, device: torch.device) 
     """
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch.stack(torch._foreach_norm([local(gradient) for gradient in gradients]))
+    norms = torch.stack(internal("torch._foreach_norm")([local(gradient) for gradient in gradients]))
     shares = torch.tensor([_shards(gradient) / ranks for gradient in gradients], dtype=torch.float64)
     return norms.double().square() @ shares.to(device, non_blocking=True)
 
@@ -33,7 +34,7 @@ def clip_(gradients: Sequence[Tensor], norm: Tensor, limit: float) -> None:
     """Scale the gradients in place so that ``norm``, their global one, is at most ``limit``; waits for no device."""
     if gradients:
         scale = (limit / (norm + 1e-6)).clamp(max=1.0).to(gradients[0].dtype)
-        torch._foreach_mul_([local(gradient) for gradient in gradients], scale)
+        internal("torch._foreach_mul_")([local(gradient) for gradient in gradients], scale)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ def explained_overflow(step: int, rate: float) -> Iterator[None]:
 def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device) -> None:
     """Raise :class:`NonFiniteError` on every rank if the weights of one are not finite after ``step``; all call it."""
     own = [part for parameter in parameters if (part := local(parameter.detach())).numel()]
-    largest = torch.stack(torch._foreach_norm(own, math.inf)) if own else torch.zeros(1, device=device)
+    largest = torch.stack(internal("torch._foreach_norm")(own, math.inf)) if own else torch.zeros(1, device=device)
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     broken = torch.zeros(world, device=device)
     broken[rank] = (~largest.isfinite()).any()

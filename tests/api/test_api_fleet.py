@@ -203,6 +203,14 @@ def test_health_and_readiness_need_no_key(anonymous: TestClient) -> None:
     assert 0 < ready["broker_s"] < 5
     assert ready["survives_power_loss"] is False, "the broker of these tests syncs every second"
     assert (ready["hosts"], ready["isolation"]) == (0, dict.fromkeys(ISOLATION_PARTS, 0))
+    assert ready["torch"] == []
+
+
+def test_readiness_tells_which_torch_hosts_have_and_whether_it_was_tried(client: TestClient, store: Store) -> None:
+    for name, version in (("a", "2.13.0+cpu"), ("b", "2.13.0+cpu"), ("c", "2.99.0")):
+        store.hosts.beat(HostReport(name, "10.0.0.1", versions={"torch": version}))
+    told = client.get("/readyz").json()["torch"]
+    assert told == [{"version": "2.13.0+cpu", "tried": True}, {"version": "2.99.0", "tried": False}]
 
 
 def test_hosts_and_readiness_tell_what_keeps_ranks_apart(client: TestClient, store: Store) -> None:

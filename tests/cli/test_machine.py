@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import yaml
@@ -16,6 +18,7 @@ from pydantic import SecretStr
 
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.settings import Settings
+from service.torch_internals.releases import InstalledTorch
 from trivet import doctor
 from trivet.cli.machine import KINDS, first_spec
 
@@ -83,6 +86,19 @@ def test_the_embedded_broker_is_tried_where_no_other_is_named() -> None:
     assert [each.status for each in doctor.broker(Settings(redis_url=None))] == ["ok"]
     (finding,) = doctor.broker(Settings(redis_url=SecretStr("unix:///nowhere/broker.sock")))
     assert finding.status == "wrong"
+
+
+def test_the_torch_that_is_installed_is_told_with_what_is_wrong_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = {"version": "2.99.0+cpu", "built_for": None, "devices": [], "gloo": True, "nccl": None}
+    ran = CompletedProcess[str]([], 0, json.dumps(imported), "")
+    monkeypatch.setattr(doctor, "_run", lambda *_: ran)
+    monkeypatch.setattr(doctor, "installed_torch", lambda: InstalledTorch("2.99.0+cpu", None))
+    monkeypatch.setattr(doctor, "_gpus_of_the_driver", lambda: ["GPU 0"])
+    found = list(doctor._torch_and_devices(Settings()))
+    assert [(each.subject, each.status) for each in found] == [
+        ("torch", "ok"), ("torch", "warning"), ("torch", "warning"), ("GPUs", "wrong")
+    ]  # fmt: skip
+    assert found[0].told == "2.99.0+cpu, built for the CPU, not tried with this Trivet"
 
 
 @pytest.mark.parametrize("kind", KINDS)

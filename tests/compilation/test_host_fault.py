@@ -12,14 +12,16 @@ import pytest
 import torch
 from lanes import first_fast
 from torch import fx
+from torch._dynamo import symbolic_convert
 from torch._inductor.compile_worker.subproc_pool import SubprocException
 from torch._inductor.exc import CppCompileError
 
 from service.compilation.host_fault import HostFaultError, raise_host_fault
 from service.compilation.ladder import climb
-from service.compilation.rungs import Rung
+from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest.faults import FaultyProgram
 from service.compilation.selftest.run import PLAN
+from service.torch_internals.table import TorchInternalMissing
 
 
 def failing(error: Callable[[], Exception]) -> Rung:
@@ -39,6 +41,7 @@ HOST = {
     "permissions": lambda: PermissionError(errno.EACCES, "Permission denied", "/tmp/torchinductor_root"),
     "disk": no_space,
     "memory": MemoryError,
+    "a torch without a private name": lambda: TorchInternalMissing("torch._dynamo.utils"),
     "a program that compilers run": lambda: FileNotFoundError(errno.ENOENT, "No such file or directory", "openssl"),
     "a process that compiles": lambda: SubprocException("Traceback …\nOSError: [Errno 28] No space left on device"),
     "a compiler that was killed": lambda: CppCompileError(
@@ -65,6 +68,13 @@ def test_a_fault_of_the_host_within_a_compiler_is_no_verdict(error: Callable[[],
 def test_a_fault_of_the_compiler_is_a_verdict(error: Callable[[], Exception]) -> None:
     (result,) = climb(FaultyProgram(), [failing(error)], ["train"], PLAN)
     assert result.verdict == "fail_error"
+
+
+def test_a_torch_that_lacks_what_the_check_looks_through_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(symbolic_convert.InliningInstructionTranslator, "inline_call")
+    said = r"torch [\d.+a-z]+ has no torch\._dynamo\..*inline_call, which Trivet needs to see"
+    with pytest.raises(TorchInternalMissing, match=said):
+        list(climb(FaultyProgram(), [RUNGS["eager"]], ["train"], PLAN))
 
 
 def test_the_cause_is_told_not_what_it_led_to() -> None:

@@ -48,7 +48,7 @@ def test_targets_are_the_next_token_and_no_sample_is_in_both_splits() -> None:
 
 
 def test_sequence_longer_than_the_corpus_is_refused_with_the_numbers() -> None:
-    with pytest.raises(ValueError, match=r"data\.sequence=100000 cuts the corpus of \d+ bytes into 4 samples"):
+    with pytest.raises(ValueError, match=r"data\.sequence=100000 cuts the corpus of \d+ bytes into [45] samples"):
         data.load(TokensData(sequence=100_000))
 
 

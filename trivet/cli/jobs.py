@@ -118,6 +118,7 @@ def _show_facts(job: Job) -> None:
         "submitted": job.created_at.isoformat(timespec="seconds"),
         "took": _duration(job),
         "phases": ", ".join(map(_phase, job.phases)),
+        "torch": "" if job.torch is None else job.torch.version + ", which was not tried" * (not job.torch.tried),
         "placed": "; ".join(f"{share.host} {share.pool} {list(share.devices)}" for share in job.placement),
         "error": "" if job.error is None else f"{job.error.type}: {job.error.message}",
     }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from service.jobs.settings import LOOPBACK, Settings
 from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.store import BrokerRefused, Store, StoreUnavailable
+from service.torch_internals.releases import InstalledTorch, faults
 from workers.supervisor.attempt_folder import interface_of
 
 _BROKERS_PORT = 6379
@@ -40,6 +42,17 @@ def address_of(settings: Settings, broker_url: str) -> str:
             f"another address of this host"
         )
     return chosen
+
+
+def usable_devices(torch: InstalledTorch, listed: Sequence[str], visible: Sequence[str]) -> tuple[str, ...]:
+    """Return which of the host's ``visible`` GPUs its torch can use: none, if it is built for the CPU. The driver has
+    ``listed`` them all. Warns of what is wrong with this torch, and raises :class:`CannotWork` for one that is too old.
+    """
+    for fault in faults(torch, len(listed)):
+        if not fault.works:
+            raise CannotWork(str(fault))
+        logger.warning("%s", fault)
+    return () if torch.cuda is None else tuple(visible)
 
 
 def check_admitted(store: Store, settings: Settings, address: str, beat_s: float) -> None:

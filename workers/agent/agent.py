@@ -35,7 +35,8 @@ from service.jobs.stopwatch import Stopwatch
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
 from service.jobs.supervisor_registry import SupervisorRegistry
 from service.jobs.tracing import Attributes, tracing_for
-from workers.agent.admission import CannotWork, address_of, check_admitted
+from service.torch_internals.releases import installed_torch
+from workers.agent.admission import CannotWork, address_of, check_admitted, usable_devices
 from workers.agent.celery_app import Dispatcher, create_app, serve
 from workers.agent.launching import LauncherDesk, service_of
 from workers.agent.supervisors import SUPERVISOR, Supervisors
@@ -170,7 +171,7 @@ class Agent:
         self._report = HostReport(
             name=self._host,
             address=self._address,
-            cuda=cuda_devices(os.environ),
+            cuda=usable_devices(installed_torch(), cuda_devices({}), cuda_devices(os.environ)),
             cpu_slots=cpu_slots(settings.cpu_slots),
             versions=versions(),
             isolation=("limits",) if self._policy.isolation == "none" else available(),

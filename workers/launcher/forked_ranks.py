@@ -22,21 +22,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from service.torch_internals.table import internal, set_internal
 from workers import forks
 from workers.linux import present_as
 
-
-class ForkError(RuntimeError):
-    """This version of torch starts ranks in another way."""
+_HANDLERS = "torch.distributed.elastic.multiprocessing.api.get_subprocess_handler"
 
 
 def fork_ranks(environment: Mapping[str, str]) -> None:
     """Have torchrun fork its ranks from now on. ``environment`` is theirs besides what torchrun sets."""
-    if not hasattr(api, "get_subprocess_handler"):
-        raise ForkError("this version of torch starts ranks in another way; Trivet knows 2.11 to 2.13")
+    internal(_HANDLERS)
+    internal("torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler._popen")
     gc.freeze()  # so that no fork copies the pages of all objects with its first collection
 
     class Handler(SubprocessHandler):
@@ -44,7 +42,7 @@ def fork_ranks(environment: Mapping[str, str]) -> None:
             set_by_torchrun = {name: value for name, value in env.items() if os.environ.get(name) != value}
             return ForkedProgram(args, {**environment, **set_by_torchrun})
 
-    api.get_subprocess_handler = Handler
+    set_internal(_HANDLERS, Handler)
 
 
 class ForkedProgram(forks.Child):
@@ -73,7 +71,7 @@ def _run(
     try:
         _begin_anew(environment)
         signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
-        if not is_alone or torch.cuda._is_in_bad_fork():
+        if not is_alone or internal("torch.cuda._is_in_bad_fork")():
             os.execve(arguments[0], arguments, environment)  # noqa: S606 - there is nothing for a shell to do
         present_as(arguments, environment)
         _begin_computing_anew(environment)
@@ -152,19 +150,16 @@ def _forget_home(module: Any) -> None:
 
 
 def _recompute_compile_folders(environment: Mapping[str, str], default: str) -> None:
-    """Move the files of TorchInductor and Dynamo to this process's folders, as torch 2.11 to 2.13 name them.
+    """Move the files of TorchInductor and Dynamo, where they are imported, to this process's folders.
 
     ``default`` is the folder of everything without a place of its own.
     """
-    code: Any = sys.modules.get("torch._inductor.codecache")
-    if hasattr(code, "_HEADER_DIR"):
-        code._HEADER_DIR = f"{default}/precompiled_headers"
-    if hasattr(code, "_HEADER_LOCK_DIR"):
-        code._HEADER_LOCK_DIR = f"{code._HEADER_DIR}/locks"
-    package: Any = sys.modules.get("torch._dynamo.package")
-    if hasattr(getattr(package, "DynamoCache", None), "_path_prefix"):
+    if "torch._inductor.codecache" in sys.modules:
+        set_internal("torch._inductor.codecache._HEADER_DIR", f"{default}/precompiled_headers")
+        set_internal("torch._inductor.codecache._HEADER_LOCK_DIR", f"{default}/precompiled_headers/locks")
+    if "torch._dynamo.package" in sys.modules:
         base = Path(environment.get(_CACHE) or default).absolute()
-        package.DynamoCache._path_prefix = str(base / "dynamo")
+        set_internal("torch._dynamo.package.DynamoCache._path_prefix", str(base / "dynamo"))
 
 
 def _forget_triton_home(knobs: Any) -> None:

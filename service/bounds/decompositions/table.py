@@ -13,12 +13,14 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-import torch
-from torch.export import ExportedProgram, default_decompositions, exported_program
+from torch.export import ExportedProgram, default_decompositions
 
 from service.bounds.decompositions import DECOMPOSITIONS
+from service.torch_internals.table import internal, internal_of
+from service.torch_internals.types import SCHEMA, OpOverload
 
 Table = dict[Any, Callable[..., Any]]
+_SPLIT = "torch.export.exported_program._split_decomp_table_to_cia_and_python_decomp"
 
 
 def decomposed(program: ExportedProgram, whole: frozenset[str], bounded: Collection[str]) -> ExportedProgram:
@@ -31,7 +33,7 @@ def decomposed(program: ExportedProgram, whole: frozenset[str], bounded: Collect
     def split(table: Table) -> tuple[Table, Table]:
         return tables[0], table
 
-    with patch.object(exported_program, "_split_decomp_table_to_cia_and_python_decomp", split):
+    with patch(_SPLIT, split):
         result: ExportedProgram = program.run_decompositions(dict(tables[1]))
         return result
 
@@ -53,10 +55,10 @@ def _is_final(program: ExportedProgram, bounded: Collection[str]) -> bool:
 
 
 def _is_plain(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable
+    return isinstance(target, OpOverload) and not internal_of(target, SCHEMA).is_mutable
 
 
-def _stays(target: torch._ops.OpOverload, bounded: Collection[str]) -> bool:
+def _stays(target: OpOverload, bounded: Collection[str]) -> bool:
     return str(target) in bounded and target not in DECOMPOSITIONS and target not in _defaults()[1]
 
 
@@ -78,7 +80,5 @@ def _keep(*_: Any, **__: Any) -> Any:
 @cache
 def _defaults() -> tuple[Table, Table]:
     """Return PyTorch's decompositions of composite operators, and those of all others."""
-    composite, others = exported_program._split_decomp_table_to_cia_and_python_decomp(
-        dict(default_decompositions().materialize())
-    )
+    composite, others = internal(_SPLIT)(dict(default_decompositions().materialize()))
     return composite, others

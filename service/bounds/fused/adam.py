@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.fused.building import kernels_for
+from service.torch_internals.table import internal
 
 
 class Adam:
@@ -34,7 +35,7 @@ class Adam:
 
     @torch.no_grad()
     def restart(self) -> None:
-        torch._foreach_zero_([*self.means, *self.squares, self.steps])
+        internal("torch._foreach_zero_")([*self.means, *self.squares, self.steps])
 
     @torch.no_grad()
     def step(self) -> None:

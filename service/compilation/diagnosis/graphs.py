@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.nn import Parameter
 
@@ -17,6 +16,7 @@ from service.compilation.run.program_run import build_only, record_step
 from service.compilation.run.reference import seed
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import empty_caches
+from service.torch_internals.types import OpOverload
 
 _FAR = ("trivet", "_c10d_functional", "c10d", "fsdp")
 """Operators of these namespaces need a process group."""
@@ -70,7 +70,7 @@ def check_alone(captured: Captured) -> None:
     for node in _body(captured.graph):
         if node.op in ("get_attr", "call_module"):
             raise UnsuitableError(f"its graph holds {node.target}, which is no operator")
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _FAR:
+        if isinstance(node.target, OpOverload) and node.target.namespace in _FAR:
             raise UnsuitableError(f"its graph holds {node.target}, which needs the program's group")
 
 

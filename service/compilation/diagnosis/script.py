@@ -22,6 +22,7 @@ from service.compilation.diagnosis.graphs import Captured, UnsuitableError
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import owned_folder
 from service.jobs.spec.compile import Tolerance
+from service.torch_internals.table import internal_if_there
 
 NAME = "reproduction"
 
@@ -129,9 +130,12 @@ def bisect(script: Path, timeout_s: float) -> str:
     """Return the result of PyTorch's own bisector for the script: the backend at fault, and the pass or lowering in
     it.
 
-    Empty if it finds none; if it has no answer in time, that is said.
+    Empty if it finds none, or torch has no bisector; if it has no answer in time, that is said.
     """
-    command = [sys.executable, "-m", "torch._inductor.compiler_bisector", "run", sys.executable, str(script)]
+    bisector = internal_if_there("torch._inductor.compiler_bisector")
+    if bisector is None:
+        return ""
+    command = [sys.executable, "-m", bisector.__name__, "run", sys.executable, str(script)]
     outcome = _process(command, timeout_s)
     if outcome.shown is None:
         return f"the part of the compiler at fault was not measured: {outcome.said}"

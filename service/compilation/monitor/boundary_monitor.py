@@ -32,6 +32,7 @@ from service.parallel.boundary import CallSite, Origin, PendingBackwards, Shapes
 from service.parallel.boundary.holders import FOREIGN
 from service.parallel.boundary.lifetimes import CallCounter, CallResult, LiveResults, address_of, local
 from service.parallel.containers import tensors_in
+from service.torch_internals.table import internal_of
 
 _INVALID = -1
 _OVERWRITTEN = "overwritten"
@@ -69,7 +70,7 @@ def monitored(
 @contextmanager
 def _intercepted(name: str, unit: nn.Module, monitor: BoundaryMonitor) -> Iterator[None]:
     """Calls of a compiled unit go through ``monitor``; hooks on the module would become part of its graphs."""
-    compiled: Any = unit._compiled_call_impl
+    compiled: Any = internal_of(unit, "torch.nn.Module._compiled_call_impl")
 
     def call(*arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():  # called from another compiled module, as part of its graph

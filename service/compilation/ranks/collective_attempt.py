@@ -25,6 +25,7 @@ from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Phase
 from service.parallel import distributed
 from service.parallel.boundary import StepBoundary
+from service.torch_internals.table import internal
 
 Result = TypeVar("Result")
 WELL, FAILED, STUCK = "well", "failed", "stuck"
@@ -100,7 +101,7 @@ class _GroupAttempt:
     @staticmethod
     def of_all(limits: WaitLimits) -> _GroupAttempt:
         name = gather(uuid4().hex)[0]
-        whole = dist.distributed_c10d._get_default_store()  # no public name on torch 2.11 to 2.13
+        whole = internal("torch.distributed.distributed_c10d._get_default_store")()
         store = dist.distributed_c10d.PrefixStore(f"attempt/{name}", whole)
         return _GroupAttempt(store, dist.get_rank(), dist.get_world_size(), limits, time.monotonic())
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
+
+from service.torch_internals.table import internal
+
+aot_autograd = internal("torch._dynamo.backends.common.aot_autograd")
 
 
 def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
-    boxed: Callable[..., Any] = make_boxed_func(function)
+    boxed: Callable[..., Any] = internal("torch._functorch._aot_autograd.utils.make_boxed_func")(function)
     return boxed
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch._inductor.utils import clear_caches
 
 from service.jobs.atomic import atomic_write
+from service.torch_internals.table import internal, internal_if_there
 
 _FOLDERS = "trivet-compile-"
 
@@ -79,7 +79,7 @@ def clear_abandoned() -> None:
 def forget_compiled() -> None:
     """Drop the process's caches in memory; the next call compiles again, helped only by the cache folder."""
     torch.compiler.reset()
-    clear_caches()
+    internal("torch._inductor.utils.clear_caches")()
 
 
 def portable_cache() -> bytes | None:
@@ -93,13 +93,10 @@ def portable_cache() -> bytes | None:
 
 
 def _forget_portable() -> None:
-    """Begin ``portable_cache`` anew; private on torch 2.11 to 2.13, and without it the file is larger."""
-    try:
-        from torch.compiler._cache import CacheArtifactManager  # noqa: PLC0415
-
-        CacheArtifactManager.clear()
-    except (ImportError, AttributeError):
-        return
+    """Begin ``portable_cache`` anew; where torch cannot, the file is larger."""
+    manager = internal_if_there("torch.compiler._cache.CacheArtifactManager")
+    if hasattr(manager, "clear"):
+        manager.clear()
 
 
 def _restore(variables: dict[str, str | None]) -> None:

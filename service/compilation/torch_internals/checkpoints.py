@@ -1,4 +1,4 @@
-"""Detects whether a program checkpoints activations: both ways are private, and the same in torch 2.11 to 2.13."""
+"""Detects whether a program checkpoints activations, in either of torch's ways."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from torch.utils import checkpoint
+from service.torch_internals.table import internal
 
-_WITHOUT_REENTRANT = "_checkpoint_without_reentrant_generator"
+_FRAME = "torch.utils.checkpoint._CheckpointFrame"
+"""Made for each checkpointed call; of the functions around it, torch 2.14 calls others than 2.13."""
 
 
 @contextmanager
@@ -24,8 +25,9 @@ def counted_checkpoints() -> Iterator[list[str]]:
 
         return noted
 
+    reentrant = internal("torch.utils.checkpoint.CheckpointFunction")
     with (
-        patch.object(checkpoint, _WITHOUT_REENTRANT, noting(getattr(checkpoint, _WITHOUT_REENTRANT))),
-        patch.object(checkpoint.CheckpointFunction, "apply", noting(checkpoint.CheckpointFunction.apply)),
+        patch(_FRAME, noting(internal(_FRAME))),
+        patch.object(reentrant, "apply", noting(reentrant.apply)),
     ):
         yield seen

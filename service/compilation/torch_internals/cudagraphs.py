@@ -1,8 +1,8 @@
 """Records the actions of Inductor's CUDA-graph trees: recordings, skips with their reasons, repeated recordings.
 
 A count of 0 skips proves nothing: a partitioned graph that is not captured counts none. Only the recording itself
-proves a capture, and launches in a profile. ``torch._inductor.cudagraph_trees`` is private on torch 2.11 to 2.13;
-parts that a version lacks are left out here, and the launches still prove captures.
+proves a capture, and launches in a profile. What a version of torch lacks of the manager of graphs is left out here,
+and the launches still prove captures.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage
-from torch._dynamo.callback import callback_handler
-from torch._dynamo.utils import counters
+from torch import Tensor
 
 from service.compilation.evidence import CudaGraphs, Reason
 from service.compilation.torch_internals.text import first_line
+from service.torch_internals.table import internal
 
 _SKIPPING = re.compile(r"skipping cudagraphs? (?:due to|because)\s*", re.IGNORECASE)
 
@@ -46,7 +45,7 @@ class Captures:
     def evidence(self, device: torch.device, steady: int) -> CudaGraphs:
         """Return the fate of CUDA graphs; from iteration ``steady`` on nothing should be recorded any more."""
         skips = [Reason(text, count) for text, count in self.said.items()]
-        unsaid = int(counters["inductor"]["cudagraph_skips"]) - sum(self.said.values())
+        unsaid = int(internal("torch._dynamo.utils").counters["inductor"]["cudagraph_skips"]) - sum(self.said.values())
         if unsaid > 0:
             skips.append(Reason("a skip that Inductor counted without a reason", unsaid))
         late = tuple(index for index, count in enumerate(self.recorded) if index >= steady and count)
@@ -59,12 +58,11 @@ def watched_captures() -> Iterator[Captures]:
     """Count recordings and reasons within; begin after a reset of Dynamo, which forgets callbacks."""
     captures = Captures()
     with ExitStack() as stack:
-        callback_handler.register_start_callback(captures.note)
+        _callbacks().register_start_callback(captures.note)
         stack.callback(_forget, captures)
-        for logger in _loggers():
-            handler = _Skips(captures)
-            logger.addHandler(handler)
-            stack.callback(logger.removeHandler, handler)
+        logger, handler = internal("torch._inductor.cudagraph_utils.cudagraphs_log"), _Skips(captures)
+        logger.addHandler(handler)
+        stack.callback(logger.removeHandler, handler)
         yield captures
 
 
@@ -82,27 +80,22 @@ class _Skips(logging.Handler):
 
 
 def _forget(captures: Captures) -> None:
-    if captures.note in callback_handler.start_callbacks:  # a reset may have removed it
-        callback_handler.remove_start_callback(captures.note)
+    if captures.note in _callbacks().start_callbacks:  # a reset may have removed it
+        _callbacks().remove_start_callback(captures.note)
 
 
-def _loggers() -> list[logging.Logger]:
-    """Return the loggers that report skipped graphs; PyTorch's version decides which of the two does."""
-    from torch._inductor import cudagraph_utils  # noqa: PLC0415 - brings Inductor, which other rungs do without
-
-    found = (getattr(cudagraph_utils, name, None) for name in ("cudagraphs_log", "perf_hint_log"))
-    return [logger for logger in found if isinstance(logger, logging.Logger)]
+def _callbacks() -> Any:
+    return internal("torch._dynamo.callback.callback_handler")
 
 
 def _manager(device: torch.device) -> Any:
     """Return the trees of this thread's device; ``None`` if there are none."""
     if device.type != "cuda":
         return None
-    from torch._inductor import cudagraph_trees  # noqa: PLC0415
-
+    manager_of = internal("torch._inductor.cudagraph_trees.get_manager")
     try:
         index = device.index if device.index is not None else torch.cuda.current_device()
-        return cudagraph_trees.get_manager(index, create_if_none_exists=False)
+        return manager_of(index, create_if_none_exists=False)
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError):
         return None
 
@@ -131,5 +124,6 @@ def graph_results(device: torch.device) -> list[Tensor]:
     node = getattr(_manager(device), "current_node", None)
     live = getattr(node, "path_live_weakrefs", None)
     pointers = [] if live is None else [pointer for reference in live() if (pointer := reference()) is not None]
-    storages = [UntypedStorage._new_with_weak_ptr(pointer) for pointer in pointers]
+    storage_at = internal("torch.UntypedStorage._new_with_weak_ptr")
+    storages = [storage_at(pointer) for pointer in pointers]
     return [torch.empty(0, dtype=torch.uint8, device=device).set_(storage) for storage in storages]

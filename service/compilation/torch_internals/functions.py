@@ -11,11 +11,12 @@ from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, overrides
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from service.parallel.boundary.lifetimes import address_of
 from service.parallel.containers import tensors_in
+from service.torch_internals.table import internal
 
 ABOUT = frozenset({"__get__", "__set__", "requires_grad_", "detach_", "share_memory_", "register_hook"})
 _AS_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
@@ -25,7 +26,8 @@ _VALUES = frozenset(
     | {"__complex__", "__index__", "__array__", "__contains__", "__repr__", "__format__", "__reduce_ex__"}
 )
 """Functions that return numbers, or use them, and no tensor."""
-_ENGINE = "_engine_run_backward"
+_ENGINE = "torch.autograd._engine_run_backward"
+"""Every backward calls it, outside of a mode."""
 
 
 _Given = ParamSpec("_Given")
@@ -39,7 +41,7 @@ def unobserved(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]
 
     @wraps(function)
     def hidden(*arguments: _Given.args, **named: _Given.kwargs) -> _Result:
-        with torch._C.DisableTorchFunction():
+        with internal("torch._C.DisableTorchFunction")():
             return function(*arguments, **named)
 
     return hidden
@@ -122,8 +124,7 @@ class EagerFunctions(TorchFunctionMode):
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(threading.Thread, "run", observed))
-            # Private, and the same in torch 2.11 to 2.13: every backward calls it, outside of the mode.
-            stack.enter_context(patch.object(torch.autograd, _ENGINE, self._running(getattr(torch.autograd, _ENGINE))))
+            stack.enter_context(patch(_ENGINE, self._running(internal(_ENGINE))))
             stack.enter_context(self)
             yield
 
@@ -168,12 +169,12 @@ class EagerFunctions(TorchFunctionMode):
 
 
 def _modes() -> list[TorchFunctionMode]:
-    """Return this thread's stack; private functions of ``torch.overrides``, the same in torch 2.11 to 2.13."""
-    return list(overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    """Return this thread's stack."""
+    return list(internal("torch.overrides._get_current_function_mode_stack")())
 
 
 def _replace(modes: Sequence[TorchFunctionMode]) -> None:
     for _ in _modes():
-        overrides._pop_mode()  # type: ignore[no-untyped-call]
+        internal("torch.overrides._pop_mode")()
     for mode in modes:
-        overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+        internal("torch.overrides._push_mode")(mode)

@@ -7,23 +7,26 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
-from torch._inductor import cudagraph_trees
+
+from service.torch_internals.table import internal, internal_if_there
+
+_MARK = "torch._inductor.cudagraph_trees.mark_step_begin"
 
 
 @contextmanager
 def heard_marks(hear: Callable[[], None]) -> Iterator[None]:
     """Call ``hear`` at each step mark within, before it takes effect.
 
-    ``torch.compiler.cudagraph_mark_step_begin`` calls ``cudagraph_trees.mark_step_begin`` on torch 2.11 to 2.13, so
-    the latter also sees calls of the former imported by name.
+    ``torch.compiler.cudagraph_mark_step_begin`` calls ``cudagraph_trees.mark_step_begin``, so the latter also sees
+    calls of the former imported by name.
     """
-    mark = cudagraph_trees.mark_step_begin
+    mark = internal(_MARK)
 
     def heard() -> None:
         hear()
         mark()
 
-    with patch.object(cudagraph_trees, "mark_step_begin", heard):
+    with patch(_MARK, heard):
         yield
 
 
@@ -35,8 +38,9 @@ def graphs_wait(device: torch.device) -> bool | None:
     """
     if device.type != "cuda":
         return None
+    manager_of = internal("torch._inductor.cudagraph_trees.get_manager")
     try:
-        manager = cudagraph_trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+        manager = manager_of(torch.cuda.current_device(), create_if_none_exists=False)
     except (AttributeError, RuntimeError, AssertionError, TypeError):  # another thread's, or another version
         return None
     waits = getattr(manager, "running_forwards_with_pending_backwards", None)
@@ -45,5 +49,5 @@ def graphs_wait(device: torch.device) -> bool | None:
 
 def in_backward() -> bool:
     """Return whether this thread runs within a backward; ``False`` if torch does not tell."""
-    task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
-    return bool(task() != -1)
+    task = internal_if_there("torch._C._current_graph_task_id")
+    return bool(task and task() != -1)

@@ -15,6 +15,8 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
+from service.torch_internals.table import internal_of
+
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
 _GRAPH_LAUNCH = "cudaGraphLaunch"
 _QUIET = "6"
@@ -80,9 +82,10 @@ def record_profile(step: Callable[[], Any], steps: int, device: torch.device) ->
 def _events(profiler: profile) -> list[Any]:
     """Return the profiler's raw events: its processing for display takes many seconds for a large model.
 
-    ``profiler.profiler.kineto_results`` has no public name on torch 2.11 to 2.13.
+    They have no public name.
     """
-    results = None if profiler.profiler is None else profiler.profiler.kineto_results
+    inner = internal_of(profiler, "torch.profiler.profile.profiler")
+    results = None if inner is None else inner.kineto_results
     return [] if results is None else list(results.events())
 
 

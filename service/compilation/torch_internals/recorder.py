@@ -1,6 +1,5 @@
 """Keeps all records of the compiler while a rung runs.
 
-``torch._dynamo.utils.counters``, ``get_compilation_metrics`` and ``graph_break_reasons`` exist on torch 2.11 to 2.13.
 They are global to the process: one recording at a time.
 """
 
@@ -14,21 +13,23 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._dynamo import symbolic_convert, utils
 
 from service.compilation.evidence import CompilerEvidence, GraphBreak, Reason, Recompile
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.cudagraphs import Captures, watched_captures
 from service.compilation.torch_internals.text import FRAME, first_line
+from service.torch_internals.table import internal
 
 _RECORDS_KEPT = 4096
 _LIMIT = "recompile limit"
 _HOOKS = "torch/distributed/fsdp/"
+_INLINE = "torch._dynamo.symbolic_convert.InliningInstructionTranslator.inline_call"
 
 
 @contextmanager
 def recorder(rung: Rung, device: torch.device) -> Iterator[Recorder]:
     """Record from an empty state; enter it after a reset of earlier compilations."""
+    utils = _utils()
     utils.counters.clear()
     utils.graph_break_reasons.clear()
     utils.set_compilation_metrics_limit(_RECORDS_KEPT)  # the default is 64
@@ -69,7 +70,7 @@ class Recorder:
         """Return all records: from iteration ``warm_up`` on nothing should be compiled, from ``steady`` on no
         CUDA graph recorded.
         """
-        records = self._records()
+        records, utils = self._records(), _utils()
         forward = [record for record in records if record.is_forward is not False]
         failed = [record for record in forward if record.fail_type]
         return CompilerEvidence(
@@ -95,9 +96,13 @@ class Recorder:
                 yield _recompile(record, sum(mark <= place for mark in self.marks))
 
 
+def _utils() -> Any:
+    return internal("torch._dynamo.utils")
+
+
 def _records() -> list[Any]:
     """Return the records of compilations, without those of run time."""
-    return [record for record in utils.get_compilation_metrics() if not getattr(record, "is_runtime", False)]
+    return [record for record in _utils().get_compilation_metrics() if not getattr(record, "is_runtime", False)]
 
 
 def _recompile(record: Any, iteration: int) -> Recompile:
@@ -137,6 +142,7 @@ def _failure(record: Any) -> str:
 
 def _graph_breaks() -> tuple[GraphBreak, ...]:
     """Return the breaks with their user frame, and those that only the counters know, without one."""
+    utils = _utils()
     placed = Counter(_placed(reason) for reason in utils.graph_break_reasons)
     breaks = [GraphBreak(*place, count=count) for place, count in placed.items()]
     known = {found.reason for found in breaks}
@@ -161,15 +167,9 @@ def _readable(reason: str) -> str:
 def _traced_hooks() -> Iterator[list[str]]:
     """Yield a list that gets FSDP's hooks that Dynamo inlines into a graph within: they gather and reshard parameters,
     and must stay outside of graphs.
-
-    ``InliningInstructionTranslator.inline_call`` is private, and the same on torch 2.11 to 2.13 in what is used here.
     """
     found: list[str] = []
-    translator: Any = symbolic_convert.InliningInstructionTranslator
-    inline = getattr(translator.inline_call, "__func__", None)
-    if inline is None:  # no longer a class method, so nothing is known
-        yield found
-        return
+    inline = internal(_INLINE).__func__
 
     def watched(cls: Any, parent: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
         code = getattr(function, "get_code", lambda: None)()
@@ -177,5 +177,5 @@ def _traced_hooks() -> Iterator[list[str]]:
             found.append(f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})")
         return inline(cls, parent, function, *arguments, **keywords)
 
-    with patch.object(translator, "inline_call", classmethod(watched)):
+    with patch(_INLINE, classmethod(watched)):
         yield found

@@ -14,14 +14,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from service.compilation.torch_internals.functions import EagerFunctions
 from service.compilation.torch_internals.text import FRAME
 from service.compilation.torch_internals.transfers import Transfers, on_host, with_transfers
 from service.parallel.boundary import CallSite
 from service.parallel.boundary.lifetimes import address_of, local
+from service.torch_internals.table import internal
 
 
 class ReplayMonitor(Protocol):
@@ -53,7 +52,8 @@ class Replays:
         self._functions = count()
         self.addresses: set[int] = set()
         self.monitor: ReplayMonitor | None = None
-        self._lower: Callable[..., Any] = aot_autograd(fw_compiler=self._compile, bw_compiler=self._compile)
+        lowering = internal("torch._dynamo.backends.common.aot_autograd")
+        self._lower: Callable[..., Any] = lowering(fw_compiler=self._compile, bw_compiler=self._compile)
 
     def backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph; a backend for ``torch.compile``."""
@@ -76,7 +76,7 @@ class Replays:
                     self.monitor.entering([(value, site) for value, site in given if isinstance(value, Tensor)])
                 return place.placed(graph(*inputs), inputs, elsewhere, self)
 
-        boxed: Callable[..., Any] = make_boxed_func(run)
+        boxed: Callable[..., Any] = internal("torch._functorch._aot_autograd.utils.make_boxed_func")(run)
         return boxed
 
     def _owns(self, tensor: Tensor) -> bool:

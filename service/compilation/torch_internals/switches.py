@@ -5,14 +5,15 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch._dynamo.config
-import torch._inductor.config
+import torch
 from torch import nn
+
+from service.torch_internals.table import internal, internal_if_there
 
 
 def silent_switches(module: nn.Module) -> tuple[str, ...]:
     """Return settings of this process and marks on ``module`` that let it run uncompiled without an error."""
-    config: Any = torch._dynamo.config
+    config = internal("torch._dynamo.config")
     found = []
     if getattr(config, "suppress_errors", False):
         found.append("torch._dynamo.config.suppress_errors is on: compile errors fall back to eager")
@@ -27,13 +28,13 @@ def silent_switches(module: nn.Module) -> tuple[str, ...]:
 
 def eager_random_numbers() -> AbstractContextManager[Any]:
     """Make generated kernels draw the same random numbers as eager, so that dropout is compared number by number."""
-    patch: AbstractContextManager[Any] = torch._inductor.config.patch(fallback_random=True)
+    patch: AbstractContextManager[Any] = internal("torch._inductor.config").patch(fallback_random=True)
     return patch
 
 
 def own_random_numbers() -> AbstractContextManager[Any]:
     """Make generated kernels draw random numbers as in a job."""
-    patch: AbstractContextManager[Any] = torch._inductor.config.patch(fallback_random=False)
+    patch: AbstractContextManager[Any] = internal("torch._inductor.config").patch(fallback_random=False)
     return patch
 
 
@@ -44,7 +45,5 @@ def nothing_compiled() -> AbstractContextManager[Any]:
 
 
 def _stance() -> str:
-    """Return the global stance; private, and taken as the default if it cannot be read."""
-    from torch._dynamo import eval_frame  # noqa: PLC0415 - a private module, read only here
-
-    return str(getattr(getattr(eval_frame, "_stance", None), "stance", "default"))
+    """Return the global stance, taken as the default if it cannot be read."""
+    return str(getattr(internal_if_there("torch._dynamo.eval_frame._stance"), "stance", "default"))

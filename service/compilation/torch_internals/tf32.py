@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from service.torch_internals.types import TorchDispatchMode
 
 _LOST = 13
 """Bits of a float32 that TF32 lacks."""

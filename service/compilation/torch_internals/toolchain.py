@@ -17,10 +17,12 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from service.compilation.torch_internals.caches import empty_caches, forget_compiled
+from service.torch_internals.table import internal, internal_if_there, set_internal
 
 _WORKED = "built and loaded"
 
@@ -48,7 +50,7 @@ class VectorProbes:
 
     def forget(self) -> None:
         """Let torch choose anew, and try the assumed results."""
-        from torch._inductor import cpu_vec_isa  # noqa: PLC0415 - brings Inductor
+        cpu_vec_isa = internal("torch._inductor.cpu_vec_isa")  # brings Inductor
 
         self.assumed.clear()
         _clear(cpu_vec_isa)
@@ -57,8 +59,8 @@ class VectorProbes:
         self._choose(assumes=False)
 
     def _choose(self, *, assumes: bool) -> None:
-        from torch._inductor import cpp_builder, cpu_vec_isa  # noqa: PLC0415 - brings Inductor
-
+        cpp_builder = internal("torch._inductor.cpp_builder")  # brings Inductor
+        cpu_vec_isa = internal("torch._inductor.cpu_vec_isa")
         kind: Any = cpu_vec_isa.VecISA
         tries: Callable[[Any, str], bool] | None = getattr(kind, "check_build", None)
         if tries is None:
@@ -100,15 +102,15 @@ def _clear(holder: Any) -> None:
 
 
 log = logging.getLogger(__name__)
+_PREPARES = "torch._inductor.codecache._precompile_header"
 _EMPTY = 'extern "C" void kernel(float* out) {}'
 
 
 def own_cache() -> Path | None:
     """Return the folder that outlives this job, for this host and the job's owner; ``None`` outside a job."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415 - brings Inductor
-
+    default = internal("torch._inductor.runtime.cache_dir_utils.default_cache_dir")()
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch sets it too, to its default
-    return Path(folder) if folder and folder != default_cache_dir() else None
+    return Path(folder) if folder and folder != default else None
 
 
 @dataclass
@@ -185,28 +187,23 @@ class Toolchain:
 
 
 def _keep_headers(folder: Path) -> None:
-    """Keep the C++ compiler's prepared headers in ``folder``, by the name that torch 2.11 to 2.13 use.
+    """Keep the C++ compiler's prepared headers in ``folder``, by the names that torch gives them.
 
     By default they are in the folder for temporary files, which differs for each job; making them takes longer than
     compiling most kernels.
     """
-    from torch._inductor import codecache  # noqa: PLC0415 - brings Inductor, which other rungs do without
-
-    code: Any = codecache
-    if hasattr(code, "_HEADER_DIR") and hasattr(code, "_HEADER_LOCK_DIR"):
-        code._HEADER_DIR = str(folder / "precompiled_headers")
-        code._HEADER_LOCK_DIR = str(folder / "precompiled_headers" / "locks")
+    place = folder / "precompiled_headers"
+    set_internal("torch._inductor.codecache._HEADER_DIR", str(place))
+    set_internal("torch._inductor.codecache._HEADER_LOCK_DIR", str(place / "locks"))
 
 
 def _header_to_prepare() -> Callable[[], Any] | None:
     """Return a call that prepares the header of generated kernels, in the folder for headers alone, so that another
-    thread may make it; ``None`` if torch does not name it like 2.11 to 2.13.
+    thread may make it; ``None`` if torch names it otherwise.
     """
-    from torch._inductor import codecache  # noqa: PLC0415 - brings Inductor
-
-    code: Any = codecache
-    prepares = getattr(code, "_precompile_header", None)
-    if prepares is None:
+    prepares = internal_if_there(_PREPARES)
+    bindings = internal_if_there("torch._inductor.codecache.CppPythonBindingsCodeCache")
+    if prepares is None or bindings is None:
         return None
     asked: list[Callable[[], Any]] = []
 
@@ -214,11 +211,10 @@ def _header_to_prepare() -> Callable[[], Any] | None:
         asked.append(partial(prepares, *arguments, **named))
         return ""
 
-    code._precompile_header = note
     try:
-        code.CppPythonBindingsCodeCache.load_pybinding_async(["float*"], _EMPTY, submit_fn=lambda build: None)
+        with patch(_PREPARES, note):
+            bindings.load_pybinding_async(["float*"], _EMPTY, submit_fn=lambda build: None)
     finally:
-        code._precompile_header = prepares
         forget_compiled()
     return asked[0] if asked else None
 

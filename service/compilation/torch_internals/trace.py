@@ -7,16 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch._logging import _internal as logs
+from service.torch_internals.table import internal
 
 
 @contextmanager
 def traced(folder: Path) -> Iterator[None]:
-    """Write the trace of compilations within into ``folder``, a file for each rank.
-
-    ``torch._logging._internal`` is private, and the names used here are the same on torch 2.11 to 2.13.
-    """
+    """Write the trace of compilations within into ``folder``, a file for each rank."""
     folder.mkdir(parents=True, exist_ok=True)
+    logs = internal("torch._logging._internal")
     handler: Any = logs.LazyTraceHandler(str(folder))
     handler.setFormatter(logs.TorchLogsFormatter(trace=True))
     logs.trace_log.addHandler(handler)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from service.compilation.torch_internals.functions import FunctionCall
 from service.parallel.boundary.lifetimes import address_of
+from service.torch_internals.table import internal
 
 HOST = "cpu"
 _ALWAYS = frozenset({"cpu", "numpy", "__array__"})
@@ -83,9 +83,10 @@ def with_transfers(graph: fx.GraphModule) -> fx.GraphModule:
 
     Here a device object is the program's own: only ``cpu()`` and names of the host are transfers.
     """
+    fake = internal("torch._subclasses.fake_tensor.FakeTensor")
     for node in graph.graph.nodes:
         # Other kinds of tensors, such as distributed ones, do not know the operator.
-        is_plain = isinstance(node.meta.get("example_value"), FakeTensor)
+        is_plain = isinstance(node.meta.get("example_value"), fake)
         if is_plain and node.op == "call_method" and _is_transfer(node):
             with graph.graph.inserting_after(node):
                 copy = graph.graph.call_function(torch.ops.trivet.copy_to_host.default, (node,))

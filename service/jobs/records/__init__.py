@@ -49,6 +49,7 @@ from service.jobs.records.jobs import (
     QueuePage,
     StartEstimate,
     SweepJobs,
+    TorchUsed,
 )
 from service.jobs.text import LONGEST_TEXT, shortened
 
@@ -94,6 +95,7 @@ __all__ = [
     "StoredFile",
     "Superseded",
     "SweepJobs",
+    "TorchUsed",
     "UnknownSpec",
     "Upload",
     "shortened",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,6 +12,7 @@ from service.jobs.launchers import LOCAL
 from service.jobs.projects import DEFAULT_PROJECT
 from service.jobs.queue.forecast import Basis
 from service.jobs.states import JobState
+from service.torch_internals.releases import is_tried
 
 
 class FrozenModel(BaseModel):
@@ -55,6 +56,19 @@ class JobPhase(FrozenModel):
     seconds: float | None
 
 
+class TorchUsed(FrozenModel):
+    """A version of torch, and whether this Trivet was tried with its release."""
+
+    version: str
+    tried: bool
+
+    @classmethod
+    def of(cls, versions: Mapping[str, str]) -> Self | None:
+        """Return the torch among the ``versions`` that a host reports; ``None`` if it reports none."""
+        version = versions.get("torch")
+        return None if version is None else cls(version=version, tried=is_tried(version))
+
+
 class HostShare(FrozenModel):
     """The devices of one host that an attempt holds; ``pool`` is the kind that the indices count."""
 
@@ -92,7 +106,7 @@ class SweepJobs(FrozenModel):
 
 
 class ListedJob(FrozenModel):
-    """A job in a list: with its spec only if requested, and without its phases."""
+    """A job in a list: with its spec only if requested, and without its phases and torch."""
 
     id: str
     kind: str
@@ -138,6 +152,8 @@ class Job(ListedJob):
 
     spec: dict[str, Any]
     phases: tuple[JobPhase, ...] = ()
+    torch: TorchUsed | None = None
+    """The torch of the host that leads the newest attempt; ``None`` before the first."""
 
 
 class Accepted(FrozenModel):

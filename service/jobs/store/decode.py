@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from service.jobs.records import HostShare, Job, JobPhase, ListedJob
+from service.jobs.records import HostShare, Job, JobPhase, ListedJob, TorchUsed
 
 
 def fields_of(flat: list[str]) -> dict[str, str]:
@@ -38,8 +38,10 @@ which they follow.
 def job(flat: list[str]) -> Job:
     """Return a job from its script view."""
     values = _values(flat)
-    told = orjson.loads(fields_of(flat).get("phases", "[]"))
-    return Job.model_validate({**values, "phases": tuple(_phases(told, values.get("ended_at")))})
+    fields = fields_of(flat)
+    told = tuple(_phases(orjson.loads(fields.get("phases", "[]")), values.get("ended_at")))
+    torch = TorchUsed.of(orjson.loads(fields.get("versions", "{}")))
+    return Job.model_validate({**values, "phases": told, "torch": torch})
 
 
 def listed_job(flat: list[str]) -> ListedJob:

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from service.torch_internals.table import internal, internal_of
+
 _LOCALS = frozenset({*dis.haslocal, *dis.hasfree})
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 _ENDS = frozenset(
@@ -135,6 +137,7 @@ FOREIGN = (
     "service/parallel/boundary/",
     "service/compilation/monitor/",
     "service/compilation/torch_internals/",
+    "service/torch_internals/",
 )
 """Folders without the program's own code; variables there are not the program's either."""
 
@@ -248,21 +251,19 @@ def _running() -> Iterator[tuple[_Variable, Any]]:
 def _held_beyond(storage: int, tensors: Sequence[Tensor]) -> bool:
     """Return whether something besides these tensors' Python objects holds their memory, such as an autograd graph."""
     alone = torch.empty(0)
-    bases = [id(tensor._base) for tensor in tensors]
-    uses = [tensor._use_count() - bases.count(id(tensor)) for tensor in tensors]  # type: ignore[attr-defined]
+    bases = [id(internal_of(tensor, "torch.Tensor._base")) for tensor in tensors]
+    uses = [internal_of(tensor, "torch.Tensor._use_count")() - bases.count(id(tensor)) for tensor in tensors]
     return max(uses, default=0) > 1 or _owners(storage) - len(tensors) > _owners(_storage(alone)) - 1
 
 
 def _owners(storage: int) -> int:
-    """Return the number of holders of the memory, this one included; a private function, the same in torch 2.11 to
-    2.13.
-    """
-    return int(torch._C._storage_Use_Count(storage))
+    """Return the number of holders of the memory, this one included."""
+    return int(internal("torch._C._storage_Use_Count")(storage))
 
 
 def _storage(tensor: Tensor) -> int:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(internal_of(tensor.untyped_storage(), "torch.UntypedStorage._cdata"))
     except (
         NotImplementedError,
         RuntimeError,

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from service.jobs.spec.compile import Phase
 from service.parallel.boundary.holders import holders_of, tensors_of
 from service.parallel.containers import tensors_in
+from service.torch_internals.table import internal_of
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -228,4 +229,4 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def address_of(tensor: Tensor) -> int:
-    return int(local(tensor).untyped_storage()._cdata)
+    return int(internal_of(local(tensor).untyped_storage(), "torch.UntypedStorage._cdata"))

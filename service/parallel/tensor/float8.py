@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from service.jobs.runtime import RefusedError
 from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from service.parallel.tensor.placement import local
+from service.torch_internals.table import internal
 
 OPERAND, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 CAPABILITY = (8, 9)
@@ -37,6 +38,7 @@ def apply_float8(model: nn.Module) -> None:
     Raises :class:`Float8Error` when a parameter is on a device that has no float8 products, or a layer's shape does
     not suit them.
     """
+    internal("torch._scaled_mm")
     for name, layer in _linear_layers(model):
         _check(name, local(layer.weight))
         layer.product = float8_linear
@@ -102,6 +104,7 @@ def product(left: Scaled, right: Scaled, dtype: torch.dtype) -> Tensor:
     Only e4m3 products sum in the faster, shorter accumulators: gradients need the longer ones.
     """
     fast = left[0].dtype == right[0].dtype == OPERAND and left[0].is_cuda
+    # By its name, since compilers trace this; :func:`apply_float8` has made sure that torch has it.
     return torch._scaled_mm(left[0], right[0], scale_a=left[1], scale_b=right[1], out_dtype=dtype, use_fast_accum=fast)
 
 

@@ -32,7 +32,7 @@ def test_modules_of_torch_itself_are_compiled(
 
 
 def test_a_rung_that_alone_draws_other_numbers_does_not_apply_and_the_ladder_goes_on(ascend: Ascend) -> None:
-    """Dynamo's backend ``eager`` draws others in torch 2.13, and the same in torch 2.11."""
+    """Dynamo's backend ``eager`` draws others since torch 2.13, and the same in torch 2.11."""
     first, second = ascend(sound.SoundProgram(sound.checkpointed), BELOW_CODE)
     if Version(torch.__version__).release >= (2, 13):
         assert first.verdict == "not_applicable"

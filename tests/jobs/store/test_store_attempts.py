@@ -11,9 +11,9 @@ import redis as redis_py
 from store_builders import DONE, FAILED, LOG, Start, Submit, parts
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import Artifact, AttemptRef, Job, JobError, PartOutcome, Progress, Superseded
+from service.jobs.records import Artifact, AttemptRef, Job, JobError, PartOutcome, Progress, Superseded, TorchUsed
 from service.jobs.spec.train import TrainSpec
-from service.jobs.store import Store, StoreLimits
+from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.keyspace import LEASES, OUTBOX
 
 
@@ -176,6 +176,17 @@ def test_phases_are_those_of_the_newest_attempt(store: Store, submit: Submit, be
     assert store.jobs.get(job.id).phases == ()
     start(store.jobs.get(job.id))
     assert [phase.name for phase in store.jobs.get(job.id).phases] == ["starting"]
+
+
+def test_a_job_keeps_the_torch_that_its_newest_attempt_runs_with(store: Store, submit: Submit, start: Start) -> None:
+    job = submit()
+    assert store.jobs.get(job.id).torch is None
+    for version, tried in (("2.13.0+cpu", True), ("2.99.0", False)):
+        store.hosts.beat(HostReport("a", "a.example", (), 4, {"torch": version}))
+        (ref,) = start(job)
+        store.hosts.beat(HostReport("a", "a.example", (), 4, {"torch": "2.11.0"}, (f"{job.id}:{ref.attempt}",)))
+        assert store.jobs.get(job.id).torch == TorchUsed(version=version, tried=tried)
+        store.attempts.finish(ref, PartOutcome("interrupted"))
 
 
 def test_a_rank_cannot_spoil_the_record_by_its_phases(store: Store, submit: Submit, beat: Any, start: Start) -> None:

@@ -14,7 +14,8 @@ from service.jobs.layout import DataLayout
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store
 from service.jobs.store_limits import StoreLimits
-from workers.agent.admission import CannotWork, address_of, check_admitted
+from service.torch_internals.releases import InstalledTorch
+from workers.agent.admission import CannotWork, address_of, check_admitted, usable_devices
 from workers.agent.agent import Outage
 
 ELSEWHERE = "redis://192.0.2.7:6379/0"
@@ -38,6 +39,22 @@ def store(broker: str, redis: redis_py.Redis, data: DataLayout) -> Iterator[Stor
     store = Store.connect(broker, data, StoreLimits())
     yield store
     store.close()
+
+
+GPUS = ("Test GPU", "Test GPU")
+
+
+def test_a_torch_that_is_too_old_is_refused_at_the_start() -> None:
+    with pytest.raises(CannotWork, match=r"^torch 2\.10\.0 is too old, .*: pip install"):
+        usable_devices(InstalledTorch("2.10.0", "13.0"), GPUS, GPUS)
+
+
+def test_a_torch_for_the_cpu_uses_no_gpu_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert usable_devices(InstalledTorch("2.13.0+cpu", None), GPUS, GPUS[:1]) == ()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "torch 2.13.0+cpu is built for the CPU and cannot use this host's 2 GPUs"
+    ]
+    assert usable_devices(InstalledTorch("2.13.0", "13.0"), GPUS, GPUS[:1]) == GPUS[:1]
 
 
 @pytest.mark.parametrize("url", ["unix:///somewhere/broker.sock", "redis://127.0.0.1:6379/0", "redis://[::1]:6379/0"])

@@ -19,7 +19,8 @@ local function begin_attempt(id, parts, now)
     redis.call("HSET", KEY.job_parts(id), part.host, "starting")
     redis.call("ZADD", KEY.leases(), whole(now + limits.starting_lease_ms), part_name(id, attempt, part.host))
   end
-  redis.call("HSET", KEY.job(id), "placement", cjson.encode(parts))
+  local versions = redis.call("HGET", KEY.host(parts[1].host), "versions") or "{}"
+  redis.call("HSET", KEY.job(id), "placement", cjson.encode(parts), "versions", versions)
   add_count(1, "trivet_attempts_placed_total")
   observe("trivet_queue_time_seconds", (now - tonumber(field(id, "queued_at"))) / 1000)
   set_state(id, limits.stream_cap, "starting")
