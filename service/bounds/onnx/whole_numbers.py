@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -14,7 +15,7 @@ TYPES: Mapping[int, int] = {TensorProto.INT32: 32, TensorProto.INT64: 64}
 """The types of integers that values are cast to, with their bits: smaller ones wrap around, which nothing here does."""
 WHOLE = "trivet.whole"
 """An attribute of a cast of numbers that are whole already."""
-SMALL = {
+SMALL: Mapping[int, type[np.integer[Any]]] = {
     TensorProto.INT8: np.int8,
     TensorProto.INT16: np.int16,
     TensorProto.UINT8: np.uint8,

@@ -40,9 +40,10 @@ def pace(
     with alone():
         raced = _race(_runner(eager), _runner(compiled), program.device, agree, settings)
         recorded = [_record(each, steps) for each in (compiled, eager)[: 1 + beside_eager]]
-    own, *others = [each and each.figures() for each in recorded]
+    own, *others = [each.figures() if each else None for each in recorded]
     # Code that is not generated calls the operators that eager calls.
-    return Timed(raced, own, *others, compiled_share=_compiled_share(own, *(others or [own])))
+    share = _compiled_share(own, others[0] if others else own)
+    return Timed(raced, own, others[0] if others else None, share)
 
 
 def _compiled_share(own: Profile | None, eager: Profile | None) -> float | None:

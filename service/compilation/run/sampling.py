@@ -47,7 +47,7 @@ def _on_host(values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     found = {key: value.to("cpu", copy=True) for key, value in values.items() if value.device.type == "cpu"}
     for batch in _batches([(key, value) for key, value in values.items() if key not in found]):
         flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for _, value in batch]).cpu()
-        pieces = flat.split([value.nbytes for _, value in batch])
+        pieces = torch.split(flat, [value.nbytes for _, value in batch])
         found |= {
             key: piece.view(value.dtype).view(value.shape) for (key, value), piece in zip(batch, pieces, strict=True)
         }
