@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule
 
-from service.torch_internals.table import internal, internal_of
+from service.torch_internals.table import internal, internal_of, set_internal
 
 _APART = {"triton.cudagraph_unexpected_rerecord_limit": 127}
 """One below the default: caches distinguish a compilation's options, but not which of its inputs must stay in place."""
@@ -74,6 +76,30 @@ compiles most.
 
 COMPILE_CACHE = "compile_cache"
 """The folder of compiled code among a compile job's artifacts."""
+
+
+_SAVE = "torch._inductor.runtime.autotune_cache.AutotuneCache.save"
+
+
+def load_portable(cache: bytes) -> bool:
+    """Load code that another process compiled; false if it is damaged.
+
+    Its kernels know the folder in which they were compiled. One that is tuned here notes the outcome there, and on a
+    GPU most are; the folder of a job that has ended is gone, and without the note a kernel is only tuned once more.
+    """
+    save = internal(_SAVE)
+    if not hasattr(save, "__wrapped__"):
+        set_internal(_SAVE, _if_it_can(save))
+    return torch.compiler.load_cache_artifacts(cache) is not None
+
+
+def _if_it_can(save: Callable[..., None]) -> Callable[..., None]:
+    @wraps(save)
+    def saved(*arguments: Any, **named: Any) -> None:
+        with suppress(OSError):
+            save(*arguments, **named)
+
+    return saved
 
 
 def cache_file(phase: str, name: str, rank: int) -> str:

@@ -184,6 +184,7 @@ INTERNALS: Mapping[str, Internal] = {
     "torch._inductor.cudagraph_utils.cudagraphs_log": Internal("read why CUDA graphs were skipped"),
     "torch._inductor.exc.InvalidCxxCompiler": Internal("tell the host's faults from a program's"),
     "torch._inductor.list_mode_options": Internal("capture CUDA graphs under FSDP2"),
+    "torch._inductor.runtime.autotune_cache.AutotuneCache.save": Internal("run kernels that another job compiled"),
     "torch._inductor.runtime.cache_dir_utils.default_cache_dir": Internal("find the folder of compiled code"),
     "torch._inductor.utils.clear_caches": Internal("compile anew"),
     "torch._logging._internal": Internal("keep the compiler's structured trace"),

@@ -18,7 +18,7 @@ from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import CompileChoice, TrainSpec
 from service.models import build
-from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, compiles_blocks
+from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, compiles_blocks, load_portable
 from service.models.parallelize import Fingerprint, ModelRecipe, difference, fingerprint
 
 MODES = tuple(name for name in COMPILE_MODES if name != "eager")
@@ -85,9 +85,8 @@ def load_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunC
             f"{code} not usable: none was kept for this rank in {mode} by a job of the same owner, or it was changed"
         )
         return
-    loaded = [torch.compiler.load_cache_artifacts(cache) for cache in caches]
-    is_whole = all(artifacts is not None for artifacts in loaded)  # a cache with a wrong checksum gives none
-    context.report.log(f"{code} {'loaded' if is_whole else 'not usable: it is damaged, and compiled again'}")
+    loaded = [load_portable(cache) for cache in caches]
+    context.report.log(f"{code} {'loaded' if all(loaded) else 'not usable: it is damaged, and compiled again'}")
 
 
 def portable_caches(

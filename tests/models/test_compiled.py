@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import config
 
-from service.models.compiled import apply_compile
+from service.models.compiled import apply_compile, load_portable
 
 
 @pytest.mark.parametrize("unit", [nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3), nn.Tanh())])
@@ -35,3 +38,14 @@ def test_modules_of_one_class_do_not_use_up_each_others_limit() -> None:
         for unit in units:
             apply_compile(unit, "eager")
             unit(torch.ones(3, unit.in_features))
+
+
+def test_a_kernel_of_another_job_is_tuned_although_the_folder_of_its_note_is_gone() -> None:
+    from torch._inductor.runtime.autotune_cache import AutotuneCache, LocalAutotuneCache
+
+    noted = AutotuneCache("", local_cache=(LocalAutotuneCache(), "/proc/gone/kernel.best_config"))
+    tuned: Any = SimpleNamespace(kwargs={}, num_warps=4, num_stages=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutotuneCache, "save", AutotuneCache.save)  # as it is now again afterwards
+        assert not load_portable(b"damaged")
+        noted.save(tuned, 1)

@@ -17,6 +17,7 @@ from service.compilation.run.program_run import ProgramRun, build
 from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
 from service.compilation.torch_internals.caches import empty_caches, forget_compiled, take_machine_code
 from service.compilation.torch_internals.profile import Profile, Recorded, record_profile
+from service.models.compiled import load_portable
 
 log = logging.getLogger(__name__)
 _PROFILED = 3
@@ -116,7 +117,7 @@ def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes |
         runner = _runner(build(program, case.phase, case.rung).restarted())
         start = time.perf_counter()
         if cache is not None:
-            torch.compiler.load_cache_artifacts(cache)
+            load_portable(cache)
         runner.call()
         return max(time.perf_counter() - start - runner.steps * step_s, 0.0)
 
