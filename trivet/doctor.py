@@ -29,7 +29,8 @@ from service.jobs.private import NotPrivateError, check_owned
 from service.jobs.records import ISOLATION_PARTS
 from service.jobs.settings import Settings
 from service.jobs.store.client import BrokerClient, StoreUnavailable
-from service.torch_internals.releases import faults, installed_torch, is_tried
+from service.torch_internals.installed import faults, installed_torch
+from service.torch_internals.releases import is_tried
 from trivet.client import Client
 from trivet.errors import TrivetError
 

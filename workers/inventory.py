@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml
 
 from service.jobs.plugins.catalogue import house_version
-from service.torch_internals.releases import installed_torch
+from service.torch_internals.installed import installed_torch
 
 _SMALL_MESH = 4
 """Even ranks that share a core show that a mesh works: two by two is the smallest mesh with two dimensions."""

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.settings import Settings
-from service.torch_internals.releases import InstalledTorch
+from service.torch_internals.installed import InstalledTorch
 from trivet import doctor
 from trivet.cli.machine import KINDS, first_spec
 

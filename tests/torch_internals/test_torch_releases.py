@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.torch_internals.releases import (
-    TRIED,
-    InstalledTorch,
-    faults,
-    installed_torch,
-    is_tried,
-    listed,
-    release_of,
-)
+from service.torch_internals.installed import InstalledTorch, faults, installed_torch
+from service.torch_internals.releases import TRIED, is_tried, listed, release_of
 
 NEWEST = TRIED[-1]
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from service.jobs.settings import LOOPBACK, Settings
 from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.store import BrokerRefused, Store, StoreUnavailable
-from service.torch_internals.releases import InstalledTorch, faults
+from service.torch_internals.installed import InstalledTorch, faults
 from workers.supervisor.attempt_folder import interface_of
 
 _BROKERS_PORT = 6379

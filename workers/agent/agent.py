@@ -35,7 +35,7 @@ from service.jobs.stopwatch import Stopwatch
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
 from service.jobs.supervisor_registry import SupervisorRegistry
 from service.jobs.tracing import Attributes, tracing_for
-from service.torch_internals.releases import installed_torch
+from service.torch_internals.installed import installed_torch
 from workers.agent.admission import CannotWork, address_of, check_admitted, usable_devices
 from workers.agent.celery_app import Dispatcher, create_app, serve
 from workers.agent.launching import LauncherDesk, service_of

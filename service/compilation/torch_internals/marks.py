@@ -11,6 +11,7 @@ import torch
 from service.torch_internals.table import internal, internal_if_there
 
 _MARK = "torch._inductor.cudagraph_trees.mark_step_begin"
+internal(_MARK)  # brings Inductor now, before lanes are forked from the process that imports this
 
 
 @contextmanager
