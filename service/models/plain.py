@@ -39,7 +39,8 @@ class PlainModel(nn.Module):
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleDict({"0": network})
-        self.constants = {name: value.detach().cpu().clone() for name, value in network.named_buffers()}
+        buffers = ((name, value) for name, value in network.named_buffers() if not value.is_meta)
+        self.constants = {name: value.detach().cpu().clone() for name, value in buffers}
 
     def check_constants(self) -> None:
         """Raise ``ValueError`` for a tensor beside the parameters that training has changed: a resumed run would begin

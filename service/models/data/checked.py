@@ -21,8 +21,8 @@ from service.models.data.sources import Dataset, Loader, Samples, Split
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """Tells what samples must be. ``name`` begins sentences about them."""
+class SampleCheck:
+    """Compares samples with what they must be. ``name`` begins sentences about them."""
 
     gives: Declared
     name: str
@@ -97,7 +97,7 @@ class CheckedSamples:
     """Samples on disk, each batch of which is compared with its declaration."""
 
     samples: Samples
-    declared: Declaration
+    declared: SampleCheck
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -128,7 +128,7 @@ def load(spec: DataSpec, layout: DataLayout | None = None) -> Dataset:
     names = (f"data.source={spec.source!r}", f"the test split of data.source={spec.source!r}")
     found: list[Samples] = []
     for samples, name in zip((dataset.train, dataset.test), names, strict=True):
-        declared = Declaration(spec.gives, name, spec.ignores)
+        declared = SampleCheck(spec.gives, name, spec.ignores)
         if isinstance(samples, Split):
             declared.check(samples)
         found.append(samples if isinstance(samples, Split) else CheckedSamples(samples, declared))

@@ -123,8 +123,8 @@ class ShardWriter(HuggingFaceStorageWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder), save_distributed=True)
         self._folder = folder
+        # Of all ranks' files, by name: known to the first rank when all are written.
         self.digests: dict[str, str] = {}
-        """Of all ranks' files, by name, when all are written; on the first rank."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         written: Future[list[WriteResult]] = Future()

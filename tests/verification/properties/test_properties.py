@@ -57,7 +57,7 @@ def test_robustness_asks_about_the_test_samples_of_an_uploaded_file(tmp_path: Pa
     layout.file(file).parent.mkdir(parents=True)
     arrays = {"inputs": torch.arange(40, dtype=torch.uint8).view(10, 2, 2), "targets": torch.arange(10) % 3}
     save_file(arrays, layout.file(file))
-    spec = robustness(count=2, source="file", format="arrays", file=file, shape=[4], classes=3)
+    spec = robustness(count=2, source="file", format="arrays", file=file, shape=[2, 2], classes=3)
     batch = read(spec, 4, 3, layout).batch([1], LIKE)
     assert batch.witnesses.tolist() == (torch.arange(36.0, 40.0) / 255).view(1, 4).tolist()
     with pytest.raises(ValueError, match="there is no uploaded file"):
