@@ -118,9 +118,10 @@ class Host:
 
     def fill(self) -> None:
         """Submit what keeps all slots busy to the end, and return when they are."""
-        small = SMALL | {"name": "small", "steps": 400, "priority": -100}
-        for _ in range(0, self.options.waiting + self.options.spare, BATCH):
-            self.client.submit_many([small] * BATCH)
+        small = SMALL | {"name": "small", "steps": 100, "priority": -100}
+        left = self.options.waiting + self.options.spare
+        while left > 0:
+            left -= len(self.client.submit_many([small] * min(BATCH, left)))
         deadline = time.monotonic() + PATIENCE_S
         while (count := self.client.job_counts().states["running"]) < self.slots - 1:
             if time.monotonic() > deadline:
@@ -185,7 +186,7 @@ def rows(idle: Figures, busy: Figures) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--waiting", type=int, default=500, help="jobs that still wait at the end")
-    parser.add_argument("--spare", type=int, default=500, help="further ones, which run meanwhile")
+    parser.add_argument("--spare", type=int, default=1000, help="further ones, which run meanwhile")
     parser.add_argument("--seconds", type=float, default=4.0, help="for which each kind of read is measured")
     parser.add_argument("--steps", type=int, default=60, help="of the training on the GPU")
     parser.add_argument("--unweighed", action="store_true", help="measure first without weights and limits of threads")

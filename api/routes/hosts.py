@@ -34,7 +34,8 @@ def _host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
         return host
     allocation = host.allocation
     computing = () if host.overcommitted is None else host.overcommitted.by
-    named = {*host.running, *(one.job for one in (allocation, *computing) if one is not None and one.job is not None)}
+    others = [one.job for one in (allocation, *computing) if one is not None and one.job is not None]
+    named = tuple(dict.fromkeys((*host.running, *others)))
     visible = store.jobs.visible_among(caller.project, named)
     return host.model_copy(
         update={

@@ -44,7 +44,9 @@ class _HostOfAllocation:
         self, launcher: str, here: AllocatedHost, settings: Settings, job_id: str, supervisor: subprocess.Popen[bytes]
     ) -> None:
         self._settings, self._job_id, self._supervisor = settings, job_id, supervisor
-        self._policy = JobPolicy.of(settings)
+        policy = JobPolicy.of(settings)
+        # Nothing of the service needs the allocation's cores.
+        self._policy = replace(policy, limits=replace(policy.limits, niceness=0))
         self._names = [f"{launcher}-{here.allocation}-{index}" for index in range(here.count)]
         self._allocation = Allocation(launcher=launcher, id=here.allocation, facts=dict(here.facts))
         self._store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)

@@ -53,6 +53,7 @@ class CoreDemand(FrozenModel):
     program: str
     """Name and user of a program that is of no job; else empty."""
     threads: int
+    """Threads that ran or waited for a core at that moment."""
 
 
 class Overcommitment(FrozenModel):
@@ -61,6 +62,7 @@ class Overcommitment(FrozenModel):
     load: float
     """Threads that ran or waited for a core, on average over the last minute."""
     cores: int
+    """Cores of the machine."""
     by: tuple[CoreDemand, ...]
     """Who has most of them."""
 
