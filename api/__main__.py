@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 from pydantic import ValidationError
 
+from api.apart import Apart
 from api.main import connect, create_app
 from api.serving import ApiServer, limited
 from service.jobs.logs import log_to_stderr
@@ -120,7 +121,7 @@ def _warn_of_forgetting(store: Store) -> None:
 
 def _serve(settings: Settings, store: Store, listening: socket.socket, inherited: _InheritedDescriptors) -> int:
     config = uvicorn.Config(
-        create_app(settings, store),
+        create_app(settings, store, Apart()),
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
         http=limited(settings.request_head_s, settings.request_body_s, settings.response_read_s),

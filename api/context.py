@@ -7,6 +7,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, FastAPI, Request
 
+from api.apart import Apart
 from api.audit_queue import AuditQueue
 from api.checker import Checker
 from api.monitoring import Monitor
@@ -32,6 +33,8 @@ class Context:
     monitor: Monitor
     webhooks: WebhookSender
     audit_queue: AuditQueue
+    apart: Apart | None = None
+    """The process that makes expensive answers; without one, this process does."""
 
 
 def attach(app: FastAPI, context: Context) -> None:

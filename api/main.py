@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -16,9 +16,11 @@ from fastapi.routing import APIRoute
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api import errors
+from api.apart import Apart
 from api.audit_queue import AuditQueue
 from api.checker import Checker, CheckerSettings
 from api.context import Context, attach, context_of
+from api.expensive import ExpensiveAnswers
 from api.exports.sender import JobExports
 from api.middleware import Hardening, HostNames, RequestIds, known_names
 from api.monitoring import V1, Monitor, RequestTimes, Traces
@@ -55,11 +57,12 @@ from api.security import authenticated, session_cookie
 from api.sign_in.provider import OpenIdProvider, RelyingParty
 from api.stream import Hub
 from api.subscriptions import HubSettings
+from api.turns import FairTurns
 from api.webhook_sender import WebhookSender
 from service.jobs.settings import Settings
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
 from service.jobs.store.tail import StreamTail
-from service.jobs.tracing import tracing_for
+from service.jobs.tracing import NoTracing, Tracing, tracing_for
 
 _BROKER_AWAY_S = 2.0
 """Pause before the broker is asked again."""
@@ -73,8 +76,42 @@ def connect(settings: Settings) -> Store:
     return Store.connect(settings.broker_url, settings.layout, settings.store_limits, timeouts)
 
 
-def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
-    """Return the API and the dashboard over one broker and one data folder."""
+def create_app(settings: Settings, store: Store | None = None, apart: Apart | None = None) -> FastAPI:
+    """Return the API and the dashboard over one broker and one data folder. ``apart`` is the process that makes its
+    expensive answers; without one, this process does.
+    """
+    app = _application(settings, store, _lifespan, tracing_for("api", os.environ), apart)
+    connected, monitor = context_of(app).store, context_of(app).monitor
+    turns = FairTurns(settings.max_reads_per_key)
+    app.add_middleware(ExpensiveAnswers, store=connected, turns=turns, apart=apart)
+    app.add_middleware(PlainSubmissions, handlers=app.exception_handlers)
+    app.add_middleware(PlainReads, store=connected)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
+    app.add_middleware(HostNames, names=known_names(settings))
+    app.add_middleware(Hardening)
+    app.add_middleware(RequestTimes, meter=monitor.meter)
+    app.add_middleware(Traces, tracing=monitor.tracing)
+    app.add_middleware(RequestIds)
+    return app
+
+
+def create_app_apart(settings: Settings, store: Store) -> FastAPI:
+    """Return what makes the expensive answers of such an API, behind it in a process of its own."""
+    app = _application(settings, store, _lifespan_apart, NoTracing())
+    app.add_middleware(Hardening)
+    app.add_middleware(Traces, tracing=NoTracing())
+    app.add_middleware(RequestIds)
+    return app
+
+
+def _application(
+    settings: Settings,
+    store: Store | None,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+    tracing: Tracing,
+    apart: Apart | None = None,
+) -> FastAPI:
+    """Return the routes over what they need."""
     app = FastAPI(
         title="Trivet",
         version="1",
@@ -82,7 +119,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=_operation_id,
-        lifespan=_lifespan,
+        lifespan=lifespan,
         redirect_slashes=False,
     )
     connected = store if store is not None else connect(settings)
@@ -92,12 +129,12 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         connected.keys.ended,
         HubSettings(max_streams=settings.max_streams, max_streams_per_key=settings.max_streams_per_key),
     )
-    tracing = tracing_for("api", os.environ)
     monitor = Monitor(settings, probe, lambda: hub.open_streams, tracing)
     checker = Checker(settings, CheckerSettings())
     sender = WebhookSender(settings, probe)
     audit_queue = AuditQueue(connected.audit)
-    attach(app, Context(settings, connected, probe, hub, checker, _provider(settings), monitor, sender, audit_queue))
+    provider = _provider(settings)
+    attach(app, Context(settings, connected, probe, hub, checker, provider, monitor, sender, audit_queue, apart))
     errors.install(app)
     app.include_router(_v1(settings))
     app.include_router(health.router)
@@ -106,14 +143,6 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     _mount_dashboard(app, settings)
     app.webhooks.include_router(webhooks.callbacks)
     document(app)
-    app.add_middleware(PlainSubmissions, handlers=app.exception_handlers)
-    app.add_middleware(PlainReads, store=connected)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
-    app.add_middleware(HostNames, names=known_names(settings))
-    app.add_middleware(Hardening)
-    app.add_middleware(RequestTimes, meter=monitor.meter)
-    app.add_middleware(Traces, tracing=tracing)
-    app.add_middleware(RequestIds)
     return app
 
 
@@ -191,11 +220,23 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     for task in housekeeping:
         task.cancel()
+    if context.apart is not None:
+        await context.apart.stop()
     await context.webhooks.stop()
     await exports.stop()
     await context.hub.stop()
     await context.checker.stop()
     await context.monitor.stop()
+    await context.store.client.leave_loop()
+    context.probe.close()
+
+
+@asynccontextmanager
+async def _lifespan_apart(app: FastAPI) -> AsyncIterator[None]:
+    context = context_of(app)
+    yield
+    await context.hub.tail.close()
+    await context.checker.stop()
     await context.store.client.leave_loop()
     context.probe.close()
 

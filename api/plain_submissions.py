@@ -16,12 +16,13 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.audit import audit_submissions, remember_caller
 from api.context import context_of
 from api.monitoring import V1
 from api.plain_reads import only_secret
+from api.request_body import KeptBody
 from api.routes import jobs
 from api.security import granted, near_end
 from api.strict_json import loads
@@ -32,6 +33,8 @@ from service.jobs.store import Credential, StoreUnavailable, Submission, in_loop
 
 _PATH = f"{V1}/jobs"
 _JSON = b"application/json"
+_LONGEST = 32 << 10
+"""Bytes of a spec; a longer body takes long to read."""
 _CHANGES_THE_REQUEST = frozenset({b"idempotency-key", b"content-encoding", b"transfer-encoding"})
 _job_adapter: TypeAdapter[Job] = TypeAdapter(Job)
 
@@ -51,7 +54,7 @@ class PlainSubmissions:
         if secret is None:
             await self._app(scope, receive, send)
             return
-        told = _Body(receive)
+        told = KeptBody(receive)
         submission = await _submission(scope, secret, await told.whole())
         if submission is None:
             await self._app(scope, told.again, send)
@@ -61,37 +64,14 @@ class PlainSubmissions:
         await self._accepting(scope, told.again, send)
 
 
-class _Body:
-    """A request's body, which can be received again."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._told: list[Message] = []
-
-    async def whole(self) -> bytes | None:
-        """Return the body; ``None`` if the client left before its end."""
-        parts = []
-        while True:
-            message = await self._receive()
-            self._told.append(message)
-            if message["type"] != "http.request":
-                return None
-            parts.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                return b"".join(parts)
-
-    async def again(self) -> Message:
-        """Receive the kept messages, then those that follow."""
-        return self._told.pop(0) if self._told else await self._receive()
-
-
 def _may_be_plain(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != _PATH:
         return False
     names = {name for name, _ in scope["headers"]}
     types = [value for name, value in scope["headers"] if name == b"content-type"]
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     is_usual = not scope["query_string"] and not scope["root_path"] and names.isdisjoint(_CHANGES_THE_REQUEST)
-    return is_usual and types == [_JSON]
+    return is_usual and types == [_JSON] and len(lengths) == 1 and int(lengths[0]) <= _LONGEST
 
 
 async def _submission(scope: Scope, secret: str, body: bytes | None) -> Submission | None:

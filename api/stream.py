@@ -7,7 +7,7 @@ pace and joins again, so memory is bounded and no event is lost. A client that r
 connection (:mod:`api.serving`), and its client resumes with ``Last-Event-ID``.
 
 The event loop also answers requests. So the hub serves a few subscriptions at a time, keeps catch-up reads
-short, and after each piece of work rests for a multiple of its duration.
+short and makes them by turns of the keys, and after each piece of work rests for a multiple of its duration.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from api.frames import Cursor, Form, Frame, FrameBatch, Round, batches
 from api.subscriptions import Channel, HubSettings, Subscription, TooManyStreams
+from api.turns import FairTurns
 from service.jobs.store import Credential, StoreUnavailable
 from service.jobs.store.tail import StreamTail, parse_id
 
@@ -66,7 +67,7 @@ class Hub:
         self._feeds: dict[tuple[str | None, frozenset[str] | None], Channel] = {}
         self._subscriptions: set[Subscription] = set()
         self._changed = asyncio.Event()
-        self._catching_up = asyncio.Semaphore(settings.catching_up)
+        self._catching_up = FairTurns(settings.max_streams, settings.catching_up)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -145,13 +146,21 @@ class Hub:
         if cursor.doubtful and not cursor.can_settle(feed.discovered_ms):
             await asyncio.sleep(self.settings.discover_s / 2)
             return b""
-        async with self._catching_up:
-            if cursor.doubtful:
-                cursor.settle(await self.tail.first_ids(feed.jobs))
-            rounds, known = feed.rounds, feed.discovered_ms
-            cursors = {job_id: cursor.of(job_id) for job_id in feed.jobs}
-            page = self.settings.page_of(len(cursors))
-            read = await self.tail.read(cursors, count=page)
+        async with self._catching_up.turn(subscription.credential.key_id):
+            began = self._loop.time()
+            encoded = await self._next_page(subscription)
+            if self._catching_up.is_asked_for:
+                await asyncio.sleep(self.settings.rest * (self._loop.time() - began))
+        return encoded
+
+    async def _next_page(self, subscription: Subscription) -> bytes:
+        feed, cursor = subscription.feed, subscription.cursor
+        if cursor.doubtful:
+            cursor.settle(await self.tail.first_ids(feed.jobs))
+        rounds, known = feed.rounds, feed.discovered_ms
+        cursors = {job_id: cursor.of(job_id) for job_id in feed.jobs}
+        page = self.settings.page_of(len(cursors))
+        read = await self.tail.read(cursors, count=page)
         found = cursor.take(batches(read, page))
         if all(len(each) < page for each in read.values()):
             cursor.learn(known)

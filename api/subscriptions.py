@@ -26,7 +26,7 @@ class HubSettings:
     least_page: int = 16
     queue_frames: int = 4096
     """Most events that wait for a slow client; beyond, it catches up by its own reads."""
-    catching_up: int = 4
+    catching_up: int = 1
     """Subscriptions that catch up at once."""
     handed_at_once: int = 16
     """Subscriptions that are served before other work gets its turn."""

@@ -74,6 +74,12 @@ class ApiSettings(BaseModel):
     max_checks: int = Field(4, ge=1, le=256, description="submitted jobs checked at once, one per owner")
     max_streams: int = Field(1000, ge=1, description="event streams open at once, per API process")
     max_streams_per_key: int = Field(100, ge=1, description="event streams open at once, per API key")
+    max_reads_per_key: int = Field(
+        64,
+        ge=1,
+        description="expensive reads (lists, metrics, logs, pages of events) of one API key that are answered or "
+        "wait at once, per API process; more are refused with 429",
+    )
 
     max_key_days: float | None = Field(
         None,

@@ -1,0 +1,124 @@
+"""Expensive reads have turns: nobody's many reads keep those of others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from api_world import Keys, Server, bearer, serving
+from waiting import eventually
+
+from api.problems import ProblemError
+from api.turns import FairTurns
+from service.jobs.settings import Settings
+from service.jobs.store import Store
+from service.jobs.store.listing import Listing
+
+
+async def ask(turns: FairTurns, key: str, order: list[str], end: asyncio.Event) -> None:
+    async with turns.turn(key):
+        order.append(key)
+        await end.wait()
+
+
+async def step() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_keys_come_by_turns_however_much_one_of_them_asks() -> None:
+    async def run() -> list[str]:
+        turns, order, end = FairTurns(8, at_once=1), list[str](), asyncio.Event()
+        asking = [asyncio.create_task(ask(turns, key, order, end)) for key in "aaaabbc"]
+        await step()
+        assert order == ["a"]
+        end.set()
+        await asyncio.gather(*asking)
+        return order
+
+    assert asyncio.run(run()) == ["a", "a", "b", "c", "a", "b", "a"]
+
+
+def test_a_turn_that_is_left_or_given_back_goes_to_the_next() -> None:
+    async def run() -> None:
+        turns, order, end = FairTurns(8, at_once=1), list[str](), asyncio.Event()
+        first = asyncio.create_task(ask(turns, "a", order, end))
+        await step()
+        left = asyncio.create_task(ask(turns, "b", order, end))
+        await step()
+        left.cancel()
+        async with asyncio.timeout(60):
+            await asyncio.gather(left, return_exceptions=True)
+            end.set()
+            await first
+            async with turns.turn("a") as turn:
+                turn.give_back()
+                turn.give_back()
+                async with turns.turn("b"):
+                    third = asyncio.create_task(ask(turns, "c", order, end))
+                    await step()
+                    assert order == ["a"]
+            await third
+        assert order == ["a", "c"]
+
+    asyncio.run(run())
+
+
+def test_one_key_may_not_ask_for_more_and_others_may() -> None:
+    async def run() -> None:
+        turns, order, end = FairTurns(2, at_once=1), list[str](), asyncio.Event()
+        asking = [asyncio.create_task(ask(turns, key, order, end)) for key in "aa"]
+        await step()
+        with pytest.raises(ProblemError, match="2 expensive reads of this key") as refused:
+            await ask(turns, "a", order, end)
+        assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
+        other = asyncio.create_task(ask(turns, "b", order, end))
+        end.set()
+        await asyncio.gather(*asking, other)
+        await ask(turns, "a", order, end)
+        assert order == ["a", "a", "b", "a"]
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def narrow(settings: Settings, store: Store) -> Iterator[Server]:
+    with serving(settings.model_copy(update={"max_reads_per_key": 2}), store) as server:
+        yield server
+
+
+def test_a_keys_third_expensive_read_at_once_is_refused_and_anothers_is_not(
+    narrow: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Semaphore(0), threading.Event()
+    count = Listing.counts
+
+    def held(self: Listing, *arguments: Any) -> Any:
+        begun.release()
+        go.wait(300)
+        return count(self, *arguments)
+
+    monkeypatch.setattr(Listing, "counts", held)
+
+    def read(secret: str, path: str = "/v1/jobs:counts") -> httpx2.Response:
+        return httpx2.get(f"{narrow.url}{path}", headers=bearer(secret), timeout=300)
+
+    greedy, other = keys["read"], keys["submit"]
+    with ThreadPoolExecutor(2) as threads:
+        held_up = [threads.submit(read, greedy)]
+        assert begun.acquire(timeout=300)
+        held_up.append(threads.submit(read, greedy))
+        refused = eventually(lambda: answer if (answer := read(greedy, "/v1/queue")).status_code == 429 else None)
+        assert refused.headers["retry-after"] == "1"
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert read(greedy, "/v1/jobs").status_code == 200, "a plain list is no expensive read"
+        assert read(other, "/v1/queue").status_code == 200
+        go.set()
+        assert [each.result().status_code for each in held_up] == [200, 200]
+    eventually(lambda: read(greedy).status_code == 200)
+    assert read("tvt_none_such").status_code == 401
