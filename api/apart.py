@@ -81,28 +81,28 @@ class Apart:
 
     async def _run(self) -> None:
         """Keep a process, and start another after a moment if it ends."""
-        with tempfile.TemporaryDirectory(prefix="trivet-api-") as folder:
-            while True:
-                process = await _started(Path(folder) / "socket")
+        while True:
+            with tempfile.TemporaryDirectory(prefix="trivet-api-") as folder:
+                path = Path(folder) / "socket"
+                process = await _started(path)
                 try:
                     assert process.stdout is not None
                     if await process.stdout.read(len(READY)) == READY:
-                        transport = httpx2.AsyncHTTPTransport(uds=str(Path(folder) / "socket"), limits=_CONNECTIONS)
+                        transport = httpx2.AsyncHTTPTransport(uds=str(path), limits=_CONNECTIONS)
                         async with httpx2.AsyncClient(transport=transport, timeout=None) as self._client:
                             log.info("process %s makes expensive answers", process.pid)
                             await process.wait()
                 finally:
                     self._client = None
                     await _ended(process)
-                log.warning("the process for expensive answers ended with %s; starting another", process.returncode)
-                await asyncio.sleep(_PAUSE_S)
+            log.warning("the process for expensive answers ended with %s; starting another", process.returncode)
+            await asyncio.sleep(_PAUSE_S)
 
 
 _CONNECTIONS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 async def _started(path: Path) -> Process:
-    path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()

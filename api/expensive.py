@@ -37,7 +37,7 @@ from api.routes import (
     tree,
 )
 from api.security import session_cookie
-from api.turns import Turns
+from api.turns import FairTurns
 from service.jobs.store import Store, StoreUnavailable, in_loop
 
 _READS = frozenset(
@@ -56,7 +56,7 @@ _UNREAD_S = 2.0
 class ExpensiveAnswers:
     """Answers requests to the routes named above, and leaves all others to ``app``."""
 
-    def __init__(self, app: ASGIApp, store: Store, turns: Turns, apart: Apart | None) -> None:
+    def __init__(self, app: ASGIApp, store: Store, turns: FairTurns, apart: Apart | None) -> None:
         self._app = app
         self._store = store
         self._turns = turns

@@ -57,7 +57,7 @@ from api.security import authenticated, session_cookie
 from api.sign_in.provider import OpenIdProvider, RelyingParty
 from api.stream import Hub
 from api.subscriptions import HubSettings
-from api.turns import Turns
+from api.turns import FairTurns
 from api.webhook_sender import WebhookSender
 from service.jobs.settings import Settings
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
@@ -82,7 +82,7 @@ def create_app(settings: Settings, store: Store | None = None, apart: Apart | No
     """
     app = _application(settings, store, _lifespan, tracing_for("api", os.environ), apart)
     connected, monitor = context_of(app).store, context_of(app).monitor
-    turns = Turns(settings.max_reads_per_key)
+    turns = FairTurns(settings.max_reads_per_key)
     app.add_middleware(ExpensiveAnswers, store=connected, turns=turns, apart=apart)
     app.add_middleware(PlainSubmissions, handlers=app.exception_handlers)
     app.add_middleware(PlainReads, store=connected)

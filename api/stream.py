@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from api.frames import Cursor, Form, Frame, FrameBatch, Round, batches
 from api.subscriptions import Channel, HubSettings, Subscription, TooManyStreams
-from api.turns import Turns
+from api.turns import FairTurns
 from service.jobs.store import Credential, StoreUnavailable
 from service.jobs.store.tail import StreamTail, parse_id
 
@@ -67,7 +67,7 @@ class Hub:
         self._feeds: dict[tuple[str | None, frozenset[str] | None], Channel] = {}
         self._subscriptions: set[Subscription] = set()
         self._changed = asyncio.Event()
-        self._catching_up = Turns(settings.max_streams, settings.catching_up)
+        self._catching_up = FairTurns(settings.max_streams, settings.catching_up)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:

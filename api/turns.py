@@ -10,19 +10,23 @@ from contextlib import asynccontextmanager
 from api.problems import ProblemError
 
 AT_ONCE = 2
-"""Expensive answers that a process makes at a time: one computes while the other waits for the broker or a disk."""
+"""Expensive answers that a process makes at a time, of different keys."""
 _RETRY_AFTER_S = 1
 
 
-class Turns:
-    """Lives in one event loop. ``most_of_one`` counts the answers of one key that are being made or wait."""
+class FairTurns:
+    """Gives each key one turn at a time, in one event loop.
+
+    ``most_of_one`` counts the answers of one key that are being made or wait.
+    """
 
     def __init__(self, most_of_one: int, at_once: int = AT_ONCE) -> None:
         self._most_of_one = most_of_one
         self._free = at_once
         self._asked: dict[str, int] = {}
+        self._having: set[str] = set()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Those who wait, by key; the key whose turn is next comes first."""
+        """What waits, by key; the key whose turn is next comes first."""
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[Turn]:
@@ -33,7 +37,7 @@ class Turns:
             detail = f"{asked} expensive reads of this key are being answered or wait, its limit; ask for fewer at once"
             raise ProblemError(429, detail, headers={"Retry-After": str(_RETRY_AFTER_S)})
         self._asked[key] = asked + 1
-        turn = Turn(self)
+        turn = Turn(self, key)
         try:
             await self._take(key)
             turn.is_had = True
@@ -50,40 +54,46 @@ class Turns:
         return bool(self._waiting)
 
     async def _take(self, key: str) -> None:
-        if self._free and not self._waiting:
-            self._free -= 1
-            return
         given = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(given)
+        self._hand_out()
         try:
             await given
         except asyncio.CancelledError:
             if given.done() and not given.cancelled():
-                self.pass_on()
+                self.end(key)
             raise
 
-    def pass_on(self) -> None:
-        """Give a turn that has ended to the next key that waits."""
-        while self._waiting:
-            key, asking = self._waiting.popitem(last=False)
-            given = asking.popleft()
+    def end(self, key: str) -> None:
+        """End the turn of a key; others have theirs then."""
+        self._having.remove(key)
+        self._free += 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        for key in [each for each in self._waiting if each not in self._having]:
+            if not self._free:
+                return
+            asking = self._waiting.pop(key)
+            while asking and (given := asking.popleft()):
+                if not given.done():
+                    given.set_result(None)
+                    self._having.add(key)
+                    self._free -= 1
+                    break
             if asking:
                 self._waiting[key] = asking
-            if not given.done():
-                given.set_result(None)
-                return
-        self._free += 1
 
 
 class Turn:
     """One turn, from when it is had until it is given back."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, turns: FairTurns, key: str) -> None:
+        self._turns, self._key = turns, key
         self.is_had = False
 
     def give_back(self) -> None:
         """Let the next one have it; may be called again."""
         if self.is_had:
             self.is_had = False
-            self._turns.pass_on()
+            self._turns.end(self._key)

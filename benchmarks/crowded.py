@@ -38,7 +38,7 @@ from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.listing import JobFilter
 
 PROBE_EVERY_S = 0.02
-STREAMS, WAITERS, TRICKLERS = 90, 200, 200
+STREAMS, WAITERS, TRICKLERS = 90, 90, 200
 SPARSE = 64 << 30
 BATCH = 500
 MOST_BODY = 900_000
@@ -234,6 +234,13 @@ def fill(store: Store, layout: DataLayout, target: Api, jobs: int, events: int) 
     return Target(target, ids, running.id)
 
 
+def drain(target: Target) -> None:
+    """Wait until what the load asked for is made: its key's reads come in their order."""
+    connection = http.client.HTTPConnection("127.0.0.1", target.api.port, timeout=120)
+    connection.request("GET", "/v1/queue?limit=1", headers={"Authorization": f"Bearer {target.api.key}"})
+    connection.getresponse().read()
+
+
 def measure(target: Target, name: str, reader: str, options: argparse.Namespace) -> str:
     """Return the row of one load."""
     ours, theirs = multiprocessing.Pipe()
@@ -246,6 +253,7 @@ def measure(target: Target, name: str, reader: str, options: argparse.Namespace)
     ours.send("end")
     statuses = Counter[str](ours.recv())
     process.join(30)
+    drain(target)
     p50, p99, most = (1000 * taken[int(share * (len(taken) - 1))] for share in (0.5, 0.99, 1.0))
     others = {status: count for status, count in statuses.items() if status[0] in "45" and status != "429"}
     return (
