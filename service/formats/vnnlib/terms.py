@@ -33,11 +33,11 @@ class Token(NamedTuple):
 
 
 class SimpleComparison(NamedTuple):
-    """``(head name_index other)``, where the other side is the text of a number or of a variable."""
+    """``(head name_place other)``, where the other side is the text of a number or of a variable."""
 
     head: Token
     name: str
-    index: str
+    place: str
     other: str
 
 
