@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf, nan
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -13,7 +14,7 @@ from service.bounds.operators.onnx import Array, Call
 
 TYPES = frozenset({TensorProto.INT32, TensorProto.INT64})
 """The types of integers that values are cast to: smaller ones wrap around, which nothing here does."""
-SMALL = {
+SMALL: Mapping[int, type[np.integer[Any]]] = {
     TensorProto.INT8: np.int8,
     TensorProto.INT16: np.int16,
     TensorProto.UINT8: np.uint8,
