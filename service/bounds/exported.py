@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isinf
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from service.bounds.graph import (
     COMPARABLE,
     FLOOR_OF_SIGNED,
     INPUT,
+    IS_NAN,
+    IS_NEGATIVE_INFINITY,
+    IS_POSITIVE_INFINITY,
     MATRIX_FROM_LEFT,
     MATRIX_OF_TWO,
     MAXIMUM,
@@ -165,6 +169,11 @@ class GraphBuilder:
         """Return a call whose result depends on the input."""
         if operator == ABOVE and isinstance(arguments["self"], Ref) and arguments["other"] == 0:
             return _Positive(arguments["self"])
+        if (test := _test(operator, arguments)) is not None:
+            asked = arguments["self"]
+            shape = self.shapes[asked.name]
+            self._add(Node(fx.name, test, {"self": asked}, shape, (shape,), _where(fx), source_of(fx)))
+            return _Positive(Ref(fx.name))
         if operator == CHOOSING and isinstance(arguments["condition"], _Positive):
             operator, arguments = CHOICE, arguments | {"condition": arguments["condition"].value}
         if any(isinstance(each, _Positive) for each in arguments.values()):
@@ -229,6 +238,9 @@ class GraphBuilder:
     def _has_exact_zero(self, name: str, sign: int = 1) -> bool:
         """Return whether a lower end of 0 of ``sign`` times a value is exact, not rounded: true for multiples
         of the input and for values with a fixed sign.
+
+        Rounding is monotone and leaves 0 as it is: in floats, too, a product with a constant has the sign of its
+        factors or is 0, and a ReLU or an absolute value is not below 0.
         """
         node = next(each for each in self.nodes if each.name == name)
         if node.operator == INPUT:
@@ -310,6 +322,18 @@ class GraphBuilder:
         if len(results) != 1 or not isinstance(results[0], Ref):
             raise UnsupportedModelError("the model must return one tensor that depends on its input")
         return results[0]
+
+
+def _test(operator: str, arguments: Mapping[str, Any]) -> str | None:
+    """Return the test whether a value is a number that a call is."""
+    own, other = arguments.get("self"), arguments.get("other")
+    if not isinstance(own, Ref):
+        return None
+    if operator == "aten.isnan.default" or (operator == "aten.ne.Tensor" and own == other):
+        return IS_NAN
+    if operator == "aten.eq.Scalar" and isinstance(other, float) and isinf(other):
+        return IS_POSITIVE_INFINITY if other > 0 else IS_NEGATIVE_INFINITY
+    return None
 
 
 def _unsupported(fx: FxNode) -> UnsupportedModelError:

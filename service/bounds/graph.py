@@ -7,7 +7,7 @@ file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +30,14 @@ MAXIMUM = "trivet.maximum"
 """The larger of ``self`` and ``other``, with their ``difference``, which decides, as a separate value."""
 CHOICE = "trivet.choice"
 """``self`` where ``condition``, a value, is above 0, and ``other`` elsewhere."""
+IS_NAN = "trivet.is_nan"
+IS_POSITIVE_INFINITY, IS_NEGATIVE_INFINITY = "trivet.is_infinity", "trivet.is_minus_infinity"
+TESTS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    IS_NAN: torch.isnan,
+    IS_POSITIVE_INFINITY: torch.isposinf,
+    IS_NEGATIVE_INFINITY: torch.isneginf,
+}
+"""Tests of ``self`` by their functions: a value of 0.5 for yes and of -0.5 for no, by whose sign a choice decides."""
 COMPARABLE = {torch.float32: 2.0**125, torch.float64: 2.0**960}
 """A size of values by their type: constants are compared as if they were no larger, so that differences are finite."""
 MATRIX_OF_TWO = "trivet.matrix_product"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,20 @@ from service.bounds.graph import (
     MATRIX_OF_TWO,
     MAXIMUM,
     PRODUCT,
+    TESTS,
     BatchSize,
     Graph,
     Node,
     Ref,
     Repeated,
 )
+
+
+def _tested(function: Callable[[Tensor], Tensor], **arguments: Tensor) -> Tensor:
+    """Return half of 1 where the one argument passes a test, and else less half of 1."""
+    (x,) = arguments.values()
+    return function(x).to(x.dtype) - 0.5
+
 
 _OWN: Mapping[str, Callable[..., Tensor]] = {
     FLOOR_OF_SIGNED: torch.ops.aten.floor.default,
@@ -31,6 +40,7 @@ _OWN: Mapping[str, Callable[..., Tensor]] = {
     MAXIMUM: lambda difference, **operands: torch.ops.aten.maximum.default(**operands),
     MATRIX_OF_TWO: torch.ops.aten.matmul.default,
     MATRIX_FROM_LEFT: torch.ops.aten.matmul.default,
+    **{name: partial(_tested, function) for name, function in TESTS.items()},
 }
 
 

@@ -98,6 +98,7 @@ class BoxPlanes:
         value = operator.operator.interval(node, bounds, network.tp_group).without_nan()
         if node.name in network.ranges:
             shaped = {name: each.map(self._as(name)) for name, each in self._bounds.items()}
+            shaped |= {self.folded.input: self.box.map(self._as(self.folded.input))}
             value = network.ranges[node.name].narrowed(value, shaped)
         self._values[node.name] = value.map(lambda end: end.reshape(batch, -1))
 

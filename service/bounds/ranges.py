@@ -39,13 +39,22 @@ class Range(ABC):
 
 @dataclass(frozen=True)
 class _WithinLimit(Range):
-    """``|value| ≤ limit``, give or take rounding."""
+    """``|value| ≤ limit``, give or take rounding, where there is a value: everywhere if it ``exists``, and else where
+    the bounds found by propagation are finite, since they are infinite where an operator may be undefined.
+    """
 
     limit: float
+    exists: bool
 
     def narrowed(self, found: Interval, known: Mapping[str, Interval]) -> Interval:
         most = self.limit * (1 + 16 * torch.finfo(found.lower.dtype).eps)
-        return found.map(lambda end: end.clamp(-most, most))
+        within = found.map(lambda end: end.clamp(-most, most))
+        if self.exists:
+            return within
+        is_known = found.lower.isfinite() & found.upper.isfinite()
+        return Interval(
+            torch.where(is_known, within.lower, found.lower), torch.where(is_known, within.upper, found.upper)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,15 +239,17 @@ def _softmax(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) ->
 
 
 def _normalised(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) -> Range | None:
-    """Return the range of ``x / √(c Σ x² + ε)``, at most ``1/√c``, and less if the values add up to 0."""
+    """Return the range of ``x / √(c Σ x² + ε)``, at most ``1/√c``, and less if the values add up to 0; with ε = 0
+    it has no value if all x are 0.
+    """
     if nodes[inverse].operator != RSQRT or node.shape != nodes[whole].shape:
         return None
-    sized = nodes[nodes[inverse].inputs[0]]
+    sized, exists = nodes[nodes[inverse].inputs[0]], False
     if sized.operator == ADD and len(sized.inputs) == 1:
         constant = torch.as_tensor(sized.arguments["other" if sized.is_variable("self") else "self"])
         if bool((constant < 0).any()) or sized.arguments.get("alpha", 1) != 1:
             return None
-        sized = nodes[sized.inputs[0]]
+        sized, exists = nodes[sized.inputs[0]], bool((constant > 0).all())
     if sized.operator not in {SUM, MEAN} or not sized.arguments["keepdim"]:
         return None
     squares, axes = nodes[sized.inputs[0]], _axes(sized)
@@ -246,7 +257,7 @@ def _normalised(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str)
         return None
     count = torch.Size(squares.shape[axis] for axis in axes).numel()
     limit = sqrt(count) if sized.operator == MEAN else 1.0
-    return _WithinLimit(limit * sqrt((count - 1) / count) if _is_centred(nodes, nodes[whole], axes) else limit)
+    return _WithinLimit(limit * sqrt((count - 1) / count) if _is_centred(nodes, nodes[whole], axes) else limit, exists)
 
 
 def _is_centred(nodes: Mapping[str, Node], node: Node, axes: tuple[int, ...]) -> bool:

@@ -28,7 +28,6 @@ from service.formats.onnx_checks import (
 )
 from service.formats.onnx_checks import OnnxError as OnnxError  # noqa: PLC0414 - what this module raises
 from service.formats.onnx_dependence import Dependence, Numbered, dependence, graphs_in
-from service.formats.onnx_finite import without_settled_questions
 from service.formats.onnx_functions import FunctionError, inlined
 from service.formats.onnx_halves import with_precision_told
 from service.formats.onnx_inputs import (
@@ -42,7 +41,6 @@ from service.formats.onnx_inputs import (
 )
 from service.formats.onnx_operators import OPERATORS, advice
 from service.formats.onnx_rounds import SEQUENCES, is_counted
-from service.formats.onnx_softmax import without_nan_guards
 from service.formats.protobuf import has_more_fields
 
 _ZIP = b"PK\x03\x04"
@@ -166,7 +164,7 @@ def _with_every_output(content: bytes) -> onnx.ModelProto:
         check_numbers(where, node, attribute)
     check_repeatable(model)
     try:
-        model = without_settled_questions(without_nan_guards(without_maps(inlined(model))))
+        model = without_maps(inlined(model))
     except FunctionError as error:
         raise OnnxError(str(error)) from error
     model = with_real_inputs(with_precision_told(model))

@@ -9,7 +9,7 @@ Abs Add And ArgMax ArgMin Atan Attention AveragePool BatchNormalization Cast Cei
 ConvInteger ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div Dropout DynamicQuantizeLinear Einsum
 Elu Equal Erf Exp Expand Flatten Floor GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool
 GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Identity
-InstanceNormalization LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpNormalization
+InstanceNormalization IsInf IsNaN LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpNormalization
 MatMul MatMulInteger Max MaxPool Mean Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow QLinearConv QLinearMatMul
 QuantizeLinear RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
 ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence Round Scatter
@@ -24,9 +24,6 @@ com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalizat
 OPERATORS = frozenset(_OPERATORS.split())
 """Operators with a converter in :mod:`service.bounds.onnx`; constants may be computed by any operator."""
 _ADVICE = {
-    **dict.fromkeys(
-        ("IsInf", "IsNaN"), "it asks whether '{}' is a finite number, which cannot be told of it beforehand"
-    ),
     **dict.fromkeys(("NonZero", "Unique"), "it gives as many entries as '{}' has of a kind, which inputs decide"),
     "Mod": "fmod 0 is the remainder of whole numbers; expected fmod 1",
     "ai.onnx.ml.TreeEnsembleClassifier": "trees jump from leaf to leaf, and none are bounded",

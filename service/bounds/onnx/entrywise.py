@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from functools import reduce
 from math import pi
 
+import numpy as np
 import torch
 from onnx import TensorProto
 from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import chosen, positive
-from service.bounds.onnx.whole_numbers import TYPES
+from service.bounds.onnx.whole_numbers import TYPES, WHOLE
 from service.bounds.operators.onnx import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
 
 
@@ -34,11 +35,21 @@ def _cast(call: Call, values: Values, shape: Shape) -> Tensor:
         return positive(x) + positive(-x)
     x = values[0].float
     if kind in TYPES:
-        return torch.floor(torch.relu(x)) - torch.floor(torch.relu(-x))
+        cut = x if WHOLE in call.attributes else torch.floor(torch.relu(x)) - torch.floor(torch.relu(-x))
+        return _within_type(x, cut, 2.0 ** (TYPES[kind] - 1))
     if kind not in (1, 10, 11, 16):
         expected = "a floating-point type, INT32 or INT64, or a Clip to the numbers of its type before it"
         raise call.refuse(f"a cast to integers that wrap around; expected {expected}")
     return x
+
+
+def _within_type(x: Tensor, cut: Tensor, end: float) -> Tensor:
+    """Return the whole numbers, or the least of an integer type where a value is not within it, below ``end``, or is no
+    number: what x86 processors give.
+    """
+    least = torch.full((), -end, dtype=x.dtype, device=x.device)
+    before = float(np.nextafter(np.array(-end, np.float64 if x.dtype == torch.float64 else np.float32), -np.inf))
+    return chosen(end - x, chosen(x - before, cut, least), least)
 
 
 def _prelu(call: Call, values: Values, shape: Shape) -> Tensor:

@@ -91,11 +91,31 @@ def chosen(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(x > 0, yes, no)
 
 
+def _answered(found: Tensor, like: Tensor) -> Tensor:
+    yes, no = (torch.full((), number, dtype=like.dtype, device=like.device) for number in (1.0, 0.0))
+    return torch.where(found, yes, no)
+
+
+def _is_nan(call: Call, values: Values, shape: Shape) -> Tensor:
+    x = values[0].float
+    return _answered(torch.isnan(x), x)
+
+
+def _is_infinite(call: Call, values: Values, shape: Shape) -> Tensor:
+    x = values[0].float
+    asks = [bool(call.attributes.get(f"detect_{sign}", 1)) for sign in ("positive", "negative")]
+    if not any(asks):
+        return x.clamp(0, 0)
+    return _answered(x.abs() == torch.inf if all(asks) else x == (torch.inf if asks[0] else -torch.inf), x)
+
+
 CONVERTERS: Mapping[str, Converter] = {
     "And": _joined(lambda x, y: x * y),
     "Equal": _equal,
     "Greater": _compared(lambda x, y: positive(x - y)),
     "GreaterOrEqual": _compared(lambda x, y: 1 - positive(y - x)),
+    "IsInf": _is_infinite,
+    "IsNaN": _is_nan,
     "Less": _compared(lambda x, y: positive(y - x)),
     "LessOrEqual": _compared(lambda x, y: 1 - positive(x - y)),
     "Not": _negation,

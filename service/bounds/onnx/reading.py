@@ -6,6 +6,7 @@ The model is read at a batch of one, where every shape is a number. What does no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -38,6 +39,8 @@ from service.formats.onnx_operators import OPERATORS
 
 _LATER_OUTPUTS_ALONE = frozenset({"GRU", "LSTM", "RNN"})
 """Operators whose first output may be left out, as exporters do where only the last state is used."""
+TESTS = frozenset({"IsInf", "IsNaN"})
+"""Operators whose answer depends on how values are rounded and where they overflow."""
 _NUMERIC = "biufV"
 """Kinds of numpy's types; V are the floating-point types that it does not have itself."""
 
@@ -133,10 +136,12 @@ def describe(model: onnx.ModelProto) -> Description:
     model = taken(model)
     given = graph_input(model)
     opset = opset_of(model)
-    calls = [call_of(node, index, opset) for index, node in working_nodes(model)]
+    calls = _told_apart([call_of(node, index, opset) for index, node in working_nodes(model)])
     for call in calls:
         if any(isinstance(each, onnx.GraphProto) for each in call.attributes.values()):
             raise call.refuse(files.INNER)
+        if call.operator in TESTS and precision_of(model):
+            raise call.refuse(f"where {precision_of(model)} overflows is not bounded; expected the model in float32")
         if not call.outputs[0] and call.operator not in _LATER_OUTPUTS_ALONE:
             raise call.refuse("its first output has no name")
     names = {name for call in calls for name in (*call.inputs, *call.outputs) if name}
@@ -152,6 +157,12 @@ def describe(model: onnx.ModelProto) -> Description:
             raise UnsupportedModelError(f"constant {name!r} holds what is not a number (NaN)")
     shapes = {name: tuple(value.shape) for name, value in values.items()} | {given.name: batch_of_one(given)}
     return Description(checked(calls, values, depends), constants, shapes, given.name, outputs)
+
+
+def _told_apart(calls: Sequence[Call]) -> list[Call]:
+    """Return the calls with a name of its own for each; a file may have one name twice."""
+    counts = Counter(call.name for call in calls)
+    return [replace(call, name=f"{call.name} ({call.outputs[0]})") if counts[call.name] > 1 else call for call in calls]
 
 
 def _with_entries(calls: Sequence[Call], values: Mapping[str, Array], first: str) -> tuple[list[Call], set[str]]:

@@ -12,8 +12,10 @@ from onnx import TensorProto
 
 from service.bounds.operators.onnx import Array, Call
 
-TYPES = frozenset({TensorProto.INT32, TensorProto.INT64})
-"""The types of integers that values are cast to: smaller ones wrap around, which nothing here does."""
+TYPES: Mapping[int, int] = {TensorProto.INT32: 32, TensorProto.INT64: 64}
+"""The types of integers that values are cast to, with their bits: smaller ones wrap around, which nothing here does."""
+WHOLE = "trivet.whole"
+"""An attribute of a cast of numbers that are whole already."""
 SMALL: Mapping[int, type[np.integer[Any]]] = {
     TensorProto.INT8: np.int8,
     TensorProto.INT16: np.int16,
@@ -58,12 +60,13 @@ _READERS = frozenset(
 
 
 def checked(calls: Sequence[Call], values: Mapping[str, Array], depends: Collection[str]) -> list[Call]:
-    """Return the calls, with an identity for each cast of a value that is whole already.
+    """Return the calls, with an identity for each cast of a truth or of an integer of no more bits, and a mark on one
+    of other values that are whole already. What an operator of :data:`_WHOLE` gives is whole by its definition.
 
     Raises :class:`~service.bounds.graph.UnsupportedModelError` for a call that computes with such numbers.
     """
-    whole = {name for name in depends if name in values and values[name].dtype.kind in "biu"}
-    whole |= {name for call in calls if call.operator in _WHOLE for name in call.outputs}
+    own = {name: values[name].dtype for name in depends if name in values and values[name].dtype.kind in "biu"}
+    whole = {name for call in calls if call.operator in _WHOLE for name in call.outputs}
     found, made_by = list[Call](), {name: call for call in calls for name in call.outputs}
     for call in calls:
         if (
@@ -82,8 +85,12 @@ def checked(calls: Sequence[Call], values: Mapping[str, Array], depends: Collect
             )
         if call.operator == "Cast" and _is_within(call, made_by.get(call.inputs[0]), values, depends):
             call = replace(call, attributes={"to": TensorProto.INT32})  # noqa: PLW2901 - it cannot wrap around
-        if call.operator == "Cast" and call.attributes["to"] in TYPES and call.inputs[0] in whole:
-            call = replace(call, operator="Identity", attributes={})  # noqa: PLW2901 - the call that is kept
+        if call.operator == "Cast" and call.attributes["to"] in TYPES:
+            given, bits = own.get(call.inputs[0]), TYPES[call.attributes["to"]]
+            if given is not None and 8 * given.itemsize + (given.kind == "u") <= bits:
+                call = replace(call, operator="Identity", attributes={})  # noqa: PLW2901 - the call that is kept
+            elif given is not None or call.inputs[0] in whole:
+                call = replace(call, attributes={**call.attributes, WHOLE: 1})  # noqa: PLW2901 - as above
         found.append(call)
     return found
 

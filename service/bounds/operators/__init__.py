@@ -40,6 +40,7 @@ from service.bounds.operators.maximum import Maximum
 from service.bounds.operators.mish import Mish
 from service.bounds.operators.mul import Multiple, Product, Quotient
 from service.bounds.operators.neg import Negation
+from service.bounds.operators.number_test import NumberTest
 from service.bounds.operators.pad import Pad
 from service.bounds.operators.permute import Permute
 from service.bounds.operators.power import Power, Reciprocal, ReciprocalSquareRoot, SquareRoot
@@ -92,6 +93,7 @@ OPERATORS: Mapping[str, Operator] = by_overload(
     LeakyRelu(),
     Maximum(),
     UndecidedWhere(),
+    NumberTest(),
     Absolute(),
     Floor(),
     Tanh(),

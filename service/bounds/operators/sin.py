@@ -21,7 +21,7 @@ from service.bounds.relaxation import Family, Relaxation
 from service.bounds.rounding import UNIT
 
 
-class _Periodic(Activation):
+class Periodic(Activation):
     """A function of period 2π between −1 and 1 whose slope is at most 1; ``around_zero`` is right on [−2π, 2π]."""
 
     around_zero: ClassVar[SmoothFunction]
@@ -107,7 +107,7 @@ def _error(z: Tensor, computed: Tensor) -> Tensor:
     return 16 * UNIT * computed.abs() + 1e-40
 
 
-class Sine(_Periodic):
+class Sine(Periodic):
     """``aten.sin``."""
 
     overloads = ("aten.sin.default",)
@@ -118,7 +118,7 @@ class Sine(_Periodic):
     )
 
 
-class Cosine(_Periodic):
+class Cosine(Periodic):
     """``aten.cos``."""
 
     overloads = ("aten.cos.default",)

@@ -276,6 +276,8 @@ MODELS: dict[str, bytes] = {
                     node(kind, ["t", "n"], "b"), node("Cast", ["b"], to=TensorProto.FLOAT)], [1, 4],
                    {"c": numbers(0.7), "d": numbers(-0.2)}) for kind in ("And", "Or", "Xor")},
     "Sign": model([node("Sign", ["x"])], IMAGE),
+    **{kind: model([node("Log", ["x"], "l"), node(kind, ["l"], "t"), node("Where", ["t", "c", "x"])], IMAGE,
+                   {"c": weights(6, 6)}) for kind in ("IsInf", "IsNaN")},
     "QuantizeLinear": model([node("QuantizeLinear", ["x", "s", "z"], "q"), node("DequantizeLinear", ["q", "s", "z"])],
                             IMAGE, {"s": np.float32(0.02), "z": np.uint8(120)}),
     "DequantizeLinear, along channels": model(

@@ -59,6 +59,7 @@ EXAMPLES: dict[str, Function] = {
     "Floor": torch.floor,
     "Maximum": lambda x: torch.maximum(x, x.sin()),
     "UndecidedWhere": lambda x: torch.where(x > 0, x.sin(), VECTOR),
+    "NumberTest": lambda x: torch.where(torch.isnan(x), x, 2 * x),
     "Tanh": torch.tanh,
     "Sigmoid": torch.sigmoid,
     "ArcTangent": torch.atan,

@@ -12,7 +12,6 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.onnx import load
-from service.formats.onnx import outline_of
 
 HALF, NOTHING = [0.0, -np.inf, 0.0], [-np.inf] * 3
 GUARD = [helper.make_node("IsNaN", ["p"], ["asked"]), helper.make_node("Where", ["asked", "zero", "p"], ["y"])]
@@ -45,5 +44,12 @@ def test_nothing_is_claimed_where_a_guard_is_needed() -> None:
     box = Interval(torch.zeros(1, 3), torch.ones(1, 3))
     bounds = METHODS["ibp"](prepare(masked, (3,)), box, BoundOptions())
     assert not bounds.lower_bounds(torch.eye(3)[None]).isfinite().any()
+
+
+def test_a_guard_behind_a_logarithm_of_0_is_needed() -> None:
     logarithms = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Log", ["r"], ["s"])]
-    assert outline_of(attention(HALF, logarithms)).unsupported[0].startswith("ONNX IsNaN")
+    network = prepare(load(attention(HALF, logarithms)), (3,))
+    for least in (0.0, 0.5):
+        box = Interval(torch.full((1, 3), least), torch.ones(1, 3))
+        bounds = METHODS["crown"](network, box, BoundOptions()).lower_bounds(torch.eye(3)[None])[0]
+        assert bool((bounds[[0, 2]] > 0.1).all()) == (least > 0)
