@@ -63,7 +63,7 @@ _BY_STEPS = (Floor, Maximum, UndecidedWhere)
 
 
 @dataclass(frozen=True, eq=False)
-class Certified:
+class OwnInterval:
     """An interval of a value as the file computes it, which ``holds``, bool ``(batch,)``, or else nothing is known.
 
     An entry whose ends are the same infinity is that: a mask has it.
@@ -97,15 +97,15 @@ class OwnArithmetic:
 
     graph: Graph
 
-    def certified(self, box: Interval, name: str) -> Certified:
+    def certified(self, box: Interval, name: str) -> OwnInterval:
         """Return a value's interval in boxes ``(batch, *shape)`` of the input."""
         return self.all_certified(box, [name])[name]
 
     @torch.no_grad()
-    def all_certified(self, box: Interval, names: Collection[str]) -> Mapping[str, Certified]:
+    def all_certified(self, box: Interval, names: Collection[str]) -> Mapping[str, OwnInterval]:
         """Return the intervals of several values, and of what they are computed from."""
         first = self.graph.input.name
-        found = {first: Certified(box, _each(box.lower.isfinite() & box.upper.isfinite()))}
+        found = {first: OwnInterval(box, _each(box.lower.isfinite() & box.upper.isfinite()))}
         for node in self._before(names):
             if node.name in self._of_scores:
                 found[node.name] = _of_scores(self._of_scores[node.name], found, node)
@@ -137,20 +137,20 @@ class OwnArithmetic:
         counts = Counter(node.source for node in self.graph.nodes)
         return frozenset(node.name for node in self.graph.nodes if not node.source or counts[node.source] > 1)
 
-    def _step(self, node: Node, inputs: Sequence[Certified]) -> Certified:
+    def _step(self, node: Node, inputs: Sequence[OwnInterval]) -> OwnInterval:
         operator, ends = OPERATORS[node.operator], [each.interval for each in inputs]
         holds = torch.stack([each.holds for each in inputs]).all(dim=0)
         if isinstance(operator, NumberTest):
             is_certain = holds & _each(operator.is_surely_not(node, ends[0]))
             no = torch.full_like(ends[0].lower, -NumberTest.YES)
             yes = torch.where(_over(is_certain, no), no, -no)
-            return Certified(Interval(no, yes), torch.ones_like(holds))
+            return OwnInterval(Interval(no, yes), torch.ones_like(holds))
         if _is_composed(operator) or (node.name in self._is_one_of_several and not isinstance(operator, _MOVING)):
             for each in ends:
                 holds = holds & _each(magnitude(each) <= CALM)
         found, is_usable = _propagated(operator, node, ends)
         is_number = (found.lower >= -FLOAT32.max) & (found.upper <= FLOAT32.max) & (found.lower <= found.upper)
-        return Certified(found, holds & is_usable & _each(is_number | _is_infinity(found)))
+        return OwnInterval(found, holds & is_usable & _each(is_number | _is_infinity(found)))
 
 
 def fused_powers(graph: Graph) -> Mapping[str, Softmax | LogSumExp]:
@@ -175,7 +175,7 @@ def _between(nodes: Mapping[str, Node], first: str, last: str) -> Iterator[Node]
             left += nodes[name].inputs
 
 
-def _of_scores(known: Softmax | LogSumExp, found: Mapping[str, Certified], node: Node) -> Certified:
+def _of_scores(known: Softmax | LogSumExp, found: Mapping[str, OwnInterval], node: Node) -> OwnInterval:
     scores = found[known.scores]
     axes, keepdim = [axis + 1 for axis in known.axes], isinstance(known, Softmax) or known.keepdim
     lower, upper = scores.interval.lower, scores.interval.upper
@@ -187,11 +187,11 @@ def _of_scores(known: Softmax | LogSumExp, found: Mapping[str, Certified], node:
         none = lower.new_zeros(len(lower), *node.shape)
         shares = known.narrowed(Interval(none, torch.ones_like(none)), {known.scores: scores.interval})
         least = torch.where(shares.lower > LEAST_SHARE, shares.lower * (1 - 16 * BEYOND), none)
-        return Certified(Interval(least, shares.upper * (1 + 16 * BEYOND)), holds)
+        return OwnInterval(Interval(least, shares.upper * (1 + 16 * BEYOND)), holds)
     least, most = lower.amax(dim=axes, keepdim=keepdim), upper.amax(dim=axes, keepdim=keepdim)
     count = prod(lower.shape[axis] for axis in axes)
     slack = FLOAT32.eps * (24 + count) * (1 + torch.maximum(least.abs(), most.abs()))
-    return Certified(Interval(least - slack, most + log(count) + slack), holds)
+    return OwnInterval(Interval(least - slack, most + log(count) + slack), holds)
 
 
 def _is_composed(operator: Operator) -> bool:

@@ -47,9 +47,9 @@ def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
         added += [
             helper.make_node("Add", [real, f"{real}.half"], [f"{real}.more"]),
             helper.make_node("Floor", [f"{real}.more"], [f"{real}.whole"]),
-            *_within(model, integer, kind, f"{real}.whole", f"{real}.held"),
-            helper.make_node("Cast", [f"{real}.held"], [name], to=integer),
         ]
+        clip = _within(model, integer, kind, f"{real}.whole", f"{real}.held")
+        added += [*clip, helper.make_node("Cast", [f"{real}.held" if clip else f"{real}.whole"], [name], to=integer)]
         value.name, value.type.tensor_type.elem_type = real, kind
     nodes = list(model.graph.node)
     del model.graph.node[:]
@@ -60,7 +60,7 @@ def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
 def _within(model: onnx.ModelProto, integer: int, kind: int, source: str, target: str) -> list[onnx.NodeProto]:
     """Return the nodes that clip whole numbers to those of a small type, which would wrap around beyond."""
     if integer not in _SMALL:
-        return [helper.make_node("Identity", [source], [target])]
+        return []
     ends = np.iinfo(helper.tensor_dtype_to_np_dtype(integer))
     if next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx")) < CLIPS_BY_INPUTS:
         return [helper.make_node("Clip", [source], [target], min=float(ends.min), max=float(ends.max))]

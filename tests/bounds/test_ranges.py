@@ -116,7 +116,7 @@ class Gated(nn.Module):
         self.most, self.layer = most, nn.Linear(2 * WIDTH, 2 * WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.zeros_like(x)
+        h = torch.tanh(x)
         for _ in range(8):
             gate, new = self.layer(torch.cat([x, h], dim=1)).chunk(2, dim=1)
             new, share = torch.tanh(3 * new), torch.sigmoid(gate)

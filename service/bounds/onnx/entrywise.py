@@ -44,10 +44,12 @@ def _cast(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _within_type(x: Tensor, cut: Tensor, end: float) -> Tensor:
-    """Return the whole numbers, or the least of an integer type where a value is not within it, ``end`` at the most."""
+    """Return the whole numbers, or the least of an integer type where a value is not within it, below ``end``, or is no
+    number: what x86 processors give.
+    """
     least = torch.full((), -end, dtype=x.dtype, device=x.device)
-    last = float(np.nextafter(np.array(end, np.float64 if x.dtype == torch.float64 else np.float32), 0))
-    return chosen(x - last, least, chosen(-x - end, least, cut))
+    before = float(np.nextafter(np.array(-end, np.float64 if x.dtype == torch.float64 else np.float32), -np.inf))
+    return chosen(end - x, chosen(x - before, cut, least), least)
 
 
 def _prelu(call: Call, values: Values, shape: Shape) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from onnx import helper
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
@@ -112,4 +113,8 @@ def _without_weights(model: onnx.ModelProto, calls: Sequence[Call]) -> onnx.Mode
         kept = bare.graph.node.add()
         kept.CopyFrom(nodes[call.outputs])
         kept.name = call.name
+        if kept.op_type == "Cast":  # as it was read: to what, or to nothing else
+            del kept.attribute[:]
+            kept.op_type = call.operator
+            kept.attribute.extend(helper.make_attribute(name, value) for name, value in call.attributes.items())
     return bare

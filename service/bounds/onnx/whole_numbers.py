@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,12 @@ def checked(calls: Sequence[Call], values: Mapping[str, Array], depends: Collect
     whole = {name for call in calls if call.operator in _WHOLE for name in call.outputs}
     found, made_by = list[Call](), {name: call for call in calls for name in call.outputs}
     for call in calls:
+        if (
+            call.operator == "Clip"
+            and call.inputs[0] in whole
+            and all(each.is_integer() for each in _ends(call, values, depends))
+        ):
+            whole.add(call.outputs[0])
         integers = [
             name for name in call.inputs if name in depends and name in values and values[name].dtype.kind in "iu"
         ]
@@ -94,9 +101,15 @@ def _is_within(cast: Call, clip: Call | None, values: Mapping[str, Array], depen
     """
     if cast.attributes["to"] not in SMALL or clip is None or clip.operator != "Clip":
         return False
-    ends = [clip.attributes.get("min"), clip.attributes.get("max")]
-    for index, name in enumerate(clip.inputs[1:3]):
-        ends[index] = None if name in depends or name not in values else float(values[name])
     kind = np.iinfo(SMALL[cast.attributes["to"]])
-    least, most = ends
-    return least is not None and most is not None and kind.min <= least <= most <= kind.max
+    least, most = _ends(clip, values, depends)
+    return bool(kind.min <= least <= most <= kind.max)
+
+
+def _ends(clip: Call, values: Mapping[str, Array], depends: Collection[str]) -> tuple[float, float]:
+    """Return the ends of a clip; infinite where it has none, NaN where one depends on the input."""
+    ends = [float(clip.attributes.get("min", -inf)), float(clip.attributes.get("max", inf))]
+    for index, name in enumerate(clip.inputs[1:3]):
+        if name:
+            ends[index] = nan if name in depends or name not in values else float(values[name])
+    return ends[0], ends[1]
