@@ -8,7 +8,7 @@ with the allowance for rounding (:mod:`.verdict`). An instance that stays unknow
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -39,6 +39,12 @@ class Outcome:
     margin: Tensor
     inputs: dict[str, tuple[Interval, ...]]
     seconds: float
+
+    @property
+    def overflows(self) -> list[bool]:
+        """Return of each instance whether the bounds of a non-linear node's input are infinite, on this rank."""
+        flags = [end.reshape(len(end), -1).isinf().any(dim=1) for each in self.inputs.values() for end in _ends(each)]
+        return torch.stack(flags).any(dim=0).tolist() if flags else [False] * len(self.verdicts)
 
 
 @torch.no_grad()
@@ -72,6 +78,11 @@ def certify(
     verdicts = tuple(_verdict(bad, good) for bad, good in zip(violated.tolist(), proved.tolist(), strict=True))
     seconds = (time.monotonic() - start) / len(verdicts)
     return Outcome(batch, verdicts, output, margin, dict(analysis.inputs), seconds)
+
+
+def _ends(bounds: Sequence[Interval]) -> Iterator[Tensor]:
+    for each in bounds:
+        yield from (each.lower, each.upper)
 
 
 def _output_bounds(analysis: Analysis, shape: Sequence[int], like: Tensor) -> Interval:

@@ -31,6 +31,7 @@ from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.failures import RowFailures
 from service.verification.load import LoadedTasks, bring_runtime, load_tasks
+from service.verification.outside import OutsideAttack
 from service.verification.progress import PHASES, JobProgress, PhaseTimes
 from service.verification.results import DecidedRow, ResumeLog
 from service.verification.rounding_guard import REASON, RoundingGuard
@@ -135,6 +136,18 @@ class _MeshReduction:
         return float(most)
 
 
+@dataclass(frozen=True, eq=False)
+class _Checks:
+    """What a verified row must pass before it is published."""
+
+    guard: RoundingGuard
+    outside: OutsideAttack
+
+    def settled(self, entry: DecidedRow, limit: float) -> BoundsRow:
+        """Return the row that is left, within ``limit`` seconds of the instance."""
+        return self.outside.settled(self.guard.settled(entry.row, limit), limit, overflows=entry.overflows)
+
+
 @dataclass(eq=False)
 class _InstanceRunner:
     """The instances of this rank, on the way from open to decided; a task has those of one model."""
@@ -182,13 +195,14 @@ class _InstanceRunner:
         checker = CounterexampleChecker(task.module, engine.network.tp_group, task.runtime, enclosed)
         searches = SearchRunner(task, self.context, self.clock, checker)
         guard = RoundingGuard(task, checker, partial(_searched_again, self.context, self.clock))
+        checks = _Checks(guard, OutsideAttack(task, self.context))
         method = engine.repeated_bounder(method_of(task.spec))
         for instances in task.batches(without=decided):
             # All ranks of a group stop together: else some would wait for the others in a collective.
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
-            for entry in self._bounded(task, instances, method, searches, guard):
-                search = partial(self._searched, task, entry, searches, guard)
+            for entry in self._bounded(task, instances, method, searches, checks):
+                search = partial(self._searched, task, entry, searches, checks)
                 row = self.failures.unless_failed(task, [entry.instance], search)
                 if row is None:
                     continue
@@ -196,9 +210,9 @@ class _InstanceRunner:
                 if self.loaded.assignment.leads:
                     self.context.report.log(_searched(row))
 
-    def _searched(self, task: Task, entry: DecidedRow, searches: SearchRunner, guard: RoundingGuard) -> BoundsRow:
-        row = guard.settled(searches.decided(entry.row), searches.limit(entry.instance))
-        return _shown(row, task, guard.checker)
+    def _searched(self, task: Task, entry: DecidedRow, searches: SearchRunner, checks: _Checks) -> BoundsRow:
+        row = checks.settled(replace(entry, row=searches.decided(entry.row)), searches.limit(entry.instance))
+        return _shown(row, task, checks.guard.checker)
 
     def _resumed(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are reported again, since the last
@@ -223,11 +237,11 @@ class _InstanceRunner:
         instances: list[int],
         method: Bounder,
         searches: SearchRunner,
-        guard: RoundingGuard,
+        checks: _Checks,
     ) -> list[DecidedRow]:
         """Bound a batch, decide its instances, and return those left for a search."""
         begun, limits = time.time(), [searches.limit(instance) for instance in instances]
-        bound = partial(self._entries, task, instances, method, guard.checker, time.monotonic() + sum(limits))
+        bound = partial(self._entries, task, instances, method, checks.guard.checker, time.monotonic() + sum(limits))
         entries = self.failures.unless_failed(task, instances, bound) or []
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         each = (time.time() - begun) / len(instances)
@@ -235,7 +249,7 @@ class _InstanceRunner:
         waiting = [entry for entry in entries if task.search_group.anywhere(searches.wants(entry.row), task.device)]
         ready = [entry for entry in entries if entry not in waiting]
         for entry in ready:
-            settle = partial(guard.settled, entry.row, searches.limit(entry.instance))
+            settle = partial(checks.settled, entry, searches.limit(entry.instance))
             if (row := self.failures.unless_failed(task, [entry.instance], settle)) is not None:
                 self._record([replace(entry, row=row)])
         self._count(len(ready))
@@ -287,7 +301,7 @@ class _InstanceRunner:
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
         rows = [_shown(replace(row, note=task.precision), task, checker) for row in found]
         layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
-        return [DecidedRow(row, sums) for row, sums in zip(rows, layers, strict=True)]
+        return [DecidedRow(*each) for each in zip(rows, layers, outcome.overflows, strict=True)]
 
     def _metered(self, task: Task, size: int, deadline: float) -> BoundOptions:
         """Return the task's options, with a progress that reports the analysis of a batch of ``size``

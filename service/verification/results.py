@@ -249,6 +249,8 @@ class DecidedRow:
 
     row: BoundsRow
     layers: list[list[float]]
+    overflows: bool = False
+    """Whether some bounds of the instance's whole box are infinite; not kept for a resume."""
 
     @property
     def instance(self) -> int:

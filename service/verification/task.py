@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from service.verification.results import NonlinearLayer
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
+    from service.bounds.operators.onnx import Array
 
 FLOATS_PER_VALUE = 8
 """Numbers held for each value of an instance: its bounds, the lines of its relaxation, and temporary values."""
@@ -79,20 +81,32 @@ class Assignment:
         return self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0 and self.search_group.is_first
 
 
+@dataclass(frozen=True)
+class Outside:
+    """The user's own file: ``run`` gives all outputs for one flat instance by onnxruntime, side by side in float64.
+
+    All ranks that have the model together run the same instance. ``content`` reads the file.
+    """
+
+    run: Callable[[Array], Array]
+    content: Callable[[], bytes]
+
+
 @dataclass(frozen=True, eq=False)
 class Task(Assignment):
     """A property of a model, on this rank of a mesh.
 
-    ``module`` is checked for counterexamples, ``engine`` bounds it; a model from ONNX has a ``runtime``. ``layers`` are
-    those of all stages. ``part`` are the instances about this model, if there are several models. ``notes`` are
-    lines for the log, ``precision`` is the note of rows about a model in half precision, ``gains`` records the
-    gain of optimisation.
+    ``module`` is checked for counterexamples, ``engine`` bounds it; a model from ONNX has a ``runtime``, and is
+    ``outside``, too, as the user has it. ``layers`` are those of all stages. ``part`` are the instances about this
+    model, if there are several models. ``notes`` are lines for the log, ``precision`` is the note of rows about a model
+    in half precision, ``gains`` records the gain of optimisation.
     """
 
     module: nn.Module
     engine: BoundingEngine
     layers: Sequence[NonlinearLayer]
     runtime: Running | None = None
+    outside: Outside | None = None
     part: frozenset[int] | None = None
     notes: tuple[str, ...] = ()
     precision: str | None = None
@@ -101,6 +115,12 @@ class Task(Assignment):
     def is_about(self, instance: int) -> bool:
         """Return whether the instance is about this task's model."""
         return self.part is None or instance in self.part
+
+    @property
+    def own_type(self) -> torch.dtype:
+        """Return the type in which the model computes, as a file has its inputs."""
+        is_double = self.runtime is not None and np.dtype(self.runtime.dtype) == np.float64
+        return torch.float64 if is_double else torch.float32
 
     @property
     def is_alone(self) -> bool:

@@ -62,6 +62,11 @@ class OnnxModel(nn.Module):
         return self._description.sizes[1]
 
     @property
+    def output_names(self) -> tuple[str, ...]:
+        """Return the names of the outputs in the file."""
+        return self._description.outputs
+
+    @property
     def remedy(self) -> str:
         """Return advice for a model that onnxruntime computes differently; empty if there is none."""
         return saturation(self._description.calls, self._description.constants)
@@ -133,7 +138,14 @@ def model_of(description: Description, floats: Mapping[str, Tensor] | None = Non
     return OnnxModel(description, floats).eval()
 
 
-class Running(Protocol):
+class RunsInstances(Protocol):
+    """Something that onnxruntime runs, one instance at a time."""
+
+    def flat(self, instance: Array) -> Array:
+        """Return all outputs for one flat instance, side by side, in float64."""
+
+
+class Running(RunsInstances, Protocol):
     """A model in onnxruntime; ``dtype`` is its input's, and ``precision`` the half one of numbers within it, if any."""
 
     @property
@@ -143,9 +155,6 @@ class Running(Protocol):
     @property
     def precision(self) -> str | None:
         """Return the half precision of numbers within the model, if any."""
-
-    def flat(self, instance: Array) -> Array:
-        """Return all outputs for one flat instance, side by side, in float64."""
 
 
 def check(

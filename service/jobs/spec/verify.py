@@ -233,6 +233,14 @@ class VerifyBudget(Strict):
         description="GiB of memory for each rank: on a CUDA device torch's allocations, on a CPU the whole process; "
         "all free memory when absent",
     )
+    replays: int = Field(
+        100,
+        ge=0,
+        le=10**6,
+        description="inputs of a verified instance at which its ONNX file is run by onnxruntime before the row is "
+        "published: a violation is an error of Trivet's and fails the job; they take a tenth of its seconds at most. "
+        "0: none",
+    )
     restarts: int = Field(ATTACK_RESTARTS, ge=0, le=10**6, description="starts of the attack before a search; 0: none")
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,10 @@ from service.jobs.spec.verify import FromOnnx
 from service.parallel.distributed import build_once
 from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property, PropertyError
-from service.verification.task import RefusedModel, Task
+from service.verification.task import Outside, RefusedModel, Task
 
 if TYPE_CHECKING:
-    from service.bounds.onnx.model import Running
+    from service.bounds.onnx.model import OnnxModel, Running, RunsInstances
     from service.bounds.operators.onnx import Array
 
 
@@ -120,7 +120,8 @@ def load_onnx(
         task = typed.task(module, engine, asked, runtime)
         inputs = _points(asked, part, runtime, loader, engine.network.graph)
         difference = check_at(module, inputs, runtime, module.remedy)
-        return replace(task, precision=_told(runtime, difference, len(inputs)))
+        outside = Outside(_own(source, module, runtime.precision, lambda: runtime).flat, source.read)
+        return replace(task, precision=_told(runtime, difference, len(inputs)), outside=outside)
 
     return loader.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
@@ -150,6 +151,7 @@ def _load_divided(
         loader.device,
         stored_precision(about),
     )
+    there = replace(runtime, load=partial(_own, source, module, runtime.precision, runtime.load))
     notes: list[str] = []
     engine = loader.engine_of_graph(shard(capture(module, sizes[:1]), tp, notes.append))
     task = loader.task(ExecutableGraph(engine.network.graph), engine, asked, runtime)
@@ -160,7 +162,16 @@ def _load_divided(
     check(run, sizes[0], replace(runtime), remedy=module.remedy)
     inputs = _points(asked, part, runtime, loader)
     told = _told(runtime, check_at(run, inputs, replace(runtime), module.remedy), len(inputs))
-    return replace(task, notes=tuple(notes), precision=told)
+    return replace(task, notes=tuple(notes), precision=told, outside=Outside(there.flat, source.read))
+
+
+def _own(
+    source: OnnxSource, module: OnnxModel, precision: str | None, otherwise: Callable[[], RunsInstances]
+) -> RunsInstances:
+    """Return the user's file as it is; in bfloat16 onnxruntime runs none on a CPU, and has the model as it was read."""
+    from service.bounds.onnx.own_file import OwnFile  # noqa: PLC0415 - brings onnx
+
+    return otherwise() if "bfloat16" in (precision or "") else OwnFile(source.read, module.output_names)
 
 
 def _told(runtime: Running, difference: float, inputs: int) -> str | None:
@@ -202,7 +213,7 @@ class _FirstRankRuntime:
     with the same instance.
     """
 
-    load: Callable[[], Running]
+    load: Callable[[], RunsInstances]
     outputs: int
     dtype: type[np.floating[Any]]
     tp_group: RankGroup
@@ -217,7 +228,7 @@ class _FirstRankRuntime:
         return np.asarray(self.line.of_first(self.tp_group.agree(found)).cpu())
 
     @cached_property
-    def _session(self) -> Running:
+    def _session(self) -> RunsInstances:
         return self.load()
 
 

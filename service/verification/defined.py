@@ -1,0 +1,87 @@
+"""Finds out whether a model has a value at every input of a box: roots, logarithms and quotients do not everywhere.
+
+Bounds hold for real numbers: where there is none they say nothing, and what reads it may seem to be bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from service.bounds.finite import OwnArithmetic, undefined_nodes
+from service.bounds.graph import TESTS
+from service.bounds.interval import Interval
+from service.bounds.methods import CROWN, IBP, Method
+from service.verification.bab.specification import Specification
+from service.verification.task import Task
+
+MOST_BOXES, MOST_NUMBERS = 1024, 2**24
+"""Most parts into which boxes are cut, and most numbers of all values in those that are bounded at once."""
+FEW = 8
+"""Boxes that are bounded by linear functions before they are cut."""
+
+
+def undefined_in(task: Task, specified: Sequence[Specification]) -> str | None:
+    """Return in words the first node that may have no value somewhere in the boxes, of a model that this rank has
+    whole.
+    """
+    at_once = max(1, min(MOST_BOXES, MOST_NUMBERS // task.engine.entries))
+    boxes = [each.box(task.like.dtype) for each in specified[: at_once + 1]]
+    left = Interval(torch.cat([each.lower for each in boxes]), torch.cat([each.upper for each in boxes]))
+    if len(specified) > at_once:
+        left = Interval(
+            torch.stack([each.lower for each in specified]).amin(dim=0, keepdim=True).to(left.lower),
+            torch.stack([each.upper for each in specified]).amax(dim=0, keepdim=True).to(left.lower),
+        )
+    left = left.map(lambda end: end.to(task.device))
+    found, method = _undefined(task, IBP, left), IBP
+    done = len(left.lower)
+    while found:
+        left = _those(left, torch.stack(list(found.values())).any(dim=0))
+        if method is IBP and len(left.lower) <= FEW and done <= MOST_BOXES // 2:
+            if not (found := _undefined(task, CROWN, left)):
+                return None
+            left = _those(left, torch.stack(list(found.values())).any(dim=0))
+        left = _halves(left)
+        done += len(left.lower)
+        if done > MOST_BOXES or len(left.lower) > at_once:
+            graph = task.engine.network.graph
+            node = graph.by_name[next(iter(found))]
+            return f"{(node.source or node.name)!r} ({node.operator})"
+        found = _undefined(task, IBP, left)
+    return None
+
+
+def open_tests(task: Task, instance: int) -> str:
+    """Return in words the first test whether a value is a number that the bounds of a whole box leave open; empty if
+    there is none.
+    """
+    graph = task.engine.network.graph
+    tests = [node for node in graph.nodes if node.operator in TESTS]
+    if not tests:
+        return ""
+    box, own = task.engine.shaped(task.asked.batch([instance], task.like).box), OwnArithmetic(graph)
+    for node in tests:
+        if bool((own.certified(box, node.name).interval.upper > 0).any()):
+            return f"; whether {(node.source or node.name)!r} is asked about a number cannot be told in the box"
+    return ""
+
+
+def _undefined(task: Task, method: Method, boxes: Interval) -> Mapping[str, Tensor]:
+    graph = task.engine.network.graph
+    analysis = task.engine.analyse(method, boxes, task.options)
+    return undefined_nodes(graph, task.engine.shaped(boxes), analysis.inputs, torch.finfo(task.own_type).max)
+
+
+def _those(boxes: Interval, chosen: Tensor) -> Interval:
+    return boxes.map(lambda end: end[chosen])
+
+
+def _halves(boxes: Interval) -> Interval:
+    """Return both halves of each box, cut where it is widest."""
+    widest = (boxes.upper - boxes.lower).argmax(dim=1, keepdim=True)
+    middle = (boxes.lower / 2 + boxes.upper / 2).gather(1, widest)
+    first, second = boxes.upper.scatter(1, widest, middle), boxes.lower.scatter(1, widest, middle)
+    return Interval(torch.cat([boxes.lower, second]), torch.cat([first, boxes.upper]))

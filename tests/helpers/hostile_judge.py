@@ -1,0 +1,108 @@
+"""Judges bounds and verdicts of hostile graphs by their files in onnxruntime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hostile_graphs import hostile
+from onnx_jobs import upload
+from verify_jobs import context
+
+from service.bounds.graph import UnsupportedModelError
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, BoundOptions
+from service.bounds.network import prepare
+from service.bounds.onnx import load
+from service.bounds.onnx.reading import Runtime, parse
+from service.bounds.operators.onnx import Array
+from service.jobs.layout import DataLayout
+from service.jobs.spec.verify import VerifySpec
+from service.verification import job
+from service.verification.rounding_guard import FACTOR
+from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A graph with the outputs ``(points, outputs)`` of its own file at points of a box."""
+
+    content: bytes
+    lower: Array
+    upper: Array
+    points: Array
+    outputs: Array
+
+    def outside(self) -> str:
+        """What bounds exclude and onnxruntime gives, if the model itself computes about that in float32."""
+        module = load(self.content)
+        network = prepare(module, (len(self.lower),))
+        box = Interval(torch.from_numpy(self.lower)[None], torch.from_numpy(self.upper)[None])
+        rows = torch.cat([torch.eye(module.outputs), -torch.eye(module.outputs)])[None]
+        x = torch.from_numpy(self.points)
+        with torch.no_grad():
+            rounding = (module(x).double() - load(self.content).double()(x.double())).abs()
+            rounding = rounding.nan_to_num(nan=torch.inf).amax(dim=0).numpy()
+            for method in ("ibp", "crown"):
+                low, negated = METHODS[method](network, box, BoundOptions()).lower_bounds(rows)[0].double().chunk(2)
+                beyond = np.maximum(low.numpy() - self.outputs, self.outputs + negated.numpy())
+                size = np.abs(np.where(np.isfinite(self.outputs), self.outputs, 0)).max()
+                allowed = ABSOLUTE_MARGIN[torch.float32] + RELATIVE_MARGIN[torch.float32] * size + FACTOR * rounding
+                if bool((beyond > allowed).any()):
+                    return f"{method} is passed by {np.nanmax(beyond - allowed):.3g}"
+        return ""
+
+    def falsely_verified(self, data: DataLayout, seed: int) -> str:
+        """What a job says is verified, without its own attack from outside, although it is not true."""
+        index, sign = seed % self.outputs.shape[1], 1.0 if seed % 2 else -1.0
+        reached = sign * self.outputs[:, index]
+        most = np.nanmax(np.where(np.isnan(reached), np.inf, reached))
+        if most == -np.inf:
+            return ""
+        below = most - 1e-4 * (1 + abs(most)) if np.isfinite(most) else 1e30
+        claim = {
+            "coefficients": [-sign * (each == index) for each in range(self.outputs.shape[1])],
+            "threshold": -below,
+        }
+        box = {"lower": self.lower.tolist(), "upper": self.upper.tolist(), "output": [claim]}
+        fields: dict[str, Any] = {"method": "beta-crown", "budget": {"seconds": 2, "restarts": 10, "replays": 0}}
+        spec = {
+            "kind": "verify",
+            "device": "cpu",
+            "model": {"onnx": upload(data, self.content)},
+            "property": {"box": box},
+        }
+        ranked, report = context(data)
+        try:
+            job.run(VerifySpec.model_validate(spec | fields), ranked)
+        except UnsupportedModelError:  # the file differs from onnxruntime where it has no value
+            return ""
+        (row,) = report.bounds
+        if row["verdict"] != "verified":
+            return ""
+        reason = "NaN is reached" if np.isnan(reached).any() else f"{most:.9g} is above {below:.9g}"
+        return f"verified, and {reason}"
+
+
+def judged(seed: int) -> Judged | None:
+    """A graph that can be bounded; no other may end in anything but a refusal."""
+    content, lower, upper, points = hostile(seed)
+    try:
+        prepare(load(content), (len(lower),))
+        runtime = Runtime.of(parse(content))
+    except UnsupportedModelError:
+        return None
+    with np.errstate(all="ignore"):
+        return Judged(content, lower, upper, points, np.stack([runtime.flat(each) for each in points]))
+
+
+def fault_of(seed: int, data: DataLayout, *, asks: bool) -> str | None:
+    """What is wrong with the bounds of a graph, or, if it ``asks`` for one, with its verdict; ``None`` if it is
+    refused.
+    """
+    graph = judged(seed)
+    if graph is None:
+        return None
+    return graph.outside() or (graph.falsely_verified(data, seed) if asks else "")

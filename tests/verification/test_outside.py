@@ -1,0 +1,137 @@
+"""Verified rows are attacked by their own files before they are published."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx_jobs import BOX, DECLARED, NETWORK, reach, specification, upload
+from onnx_models import model, node
+from verify_jobs import context
+
+from service.bounds.onnx.own_file import OwnFile
+from service.bounds.onnx.reading import Runtime, parse
+from service.bounds.operators.onnx import Array
+from service.jobs.layout import DataLayout
+from service.verification import job
+from service.verification.failures import RowsFailedError
+
+BEYOND = reach()[1] + 5
+
+
+def query(least: float = BEYOND) -> str:
+    """Holds, by far, for what :data:`NETWORK` gives."""
+    return f"{DECLARED}{BOX}(assert (>= Y_0 {least}))"
+
+
+def giving(outputs: Callable[[Array], Array], asked: list[Array]) -> Callable[[OwnFile, Array], Array]:
+    def flat(file: OwnFile, instance: Array) -> Array:
+        asked.append(instance)
+        return outputs(instance)
+
+    return flat
+
+
+@pytest.mark.parametrize("reached", [BEYOND + 1, np.inf])
+def test_a_file_that_violates_what_was_proved_makes_an_error_with_a_report(
+    data: DataLayout, monkeypatch: pytest.MonkeyPatch, reached: float
+) -> None:
+    asked = list[Array]()
+    monkeypatch.setattr(OwnFile, "flat", giving(lambda x: np.array([reached if x[0] == 1 else 0.0, 0.0]), asked))
+    ranked, report = context(data)
+    with pytest.raises(RowsFailedError, match="violates it, which is an error of Trivet: please report its artifact"):
+        job.run(specification(data, query()), ranked)
+    assert report.bounds == []
+    with zipfile.ZipFile(ranked.paths.artifacts / "error-of-instance-0.zip") as bundle:
+        assert bundle.read("model.onnx") == NETWORK
+        told = json.loads(bundle.read("report.json"))
+    assert told["input"] == asked[-1].tolist()
+    assert told["outputs"] == [reached, 0.0]
+    assert told["row"]["verdict"] == "verified"
+
+
+@pytest.mark.parametrize("replays", [0, 1, 40])
+def test_the_budget_says_how_many_inputs_are_run(
+    data: DataLayout, monkeypatch: pytest.MonkeyPatch, replays: int
+) -> None:
+    asked = list[Array]()
+    monkeypatch.setattr(OwnFile, "flat", giving(lambda x: np.zeros(2), asked))
+    ranked, report = context(data)
+    job.run(specification(data, query(), budget={"replays": replays}), ranked)
+    assert report.bounds[0]["verdict"] == "verified"
+    assert len(asked) == replays
+    assert all(x.dtype == np.float32 and bool((np.abs(x) <= 1).all()) for x in asked)
+
+
+def test_inputs_are_numbers_of_the_file_within_the_exact_box(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ends = list[Array](), [(0.1, 0.1000000002), (1e-50, 2.0), (0.3, 0.7)]
+    monkeypatch.setattr(OwnFile, "flat", giving(lambda x: np.zeros(2), asked))
+    box = "".join(f"(assert (>= X_{at} {low:.60f}))(assert (<= X_{at} {high}))" for at, (low, high) in enumerate(ends))
+    for first, is_run in ((box, False), (box.replace("0.1000000002", "0.10000001"), True)):
+        asked.clear()
+        job.run(specification(data, f"{DECLARED}{first}(assert (>= Y_0 {BEYOND}))"), context(data)[0])
+        assert bool(asked) == is_run  # no float32 number is between the first ends
+    assert all(1e-50 <= x[1] <= 2 and 0.3 <= float(x[2]) <= 0.7 for x in asked)
+
+
+def test_an_output_that_is_no_number_leaves_the_row_undecided(
+    data: DataLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnFile, "flat", giving(lambda x: np.full(2, np.nan), []))
+    ranked, report = context(data)
+    job.run(specification(data, query()), ranked)
+    assert report.bounds[0]["verdict"] == "unknown"
+    assert report.bounds[0]["reason"].startswith("onnxruntime gives no number (NaN) at an input of the box, (")
+
+
+NEAR = [node("Sub", ["x", "at"], "moved"), node("Abs", ["moved"], "away")]
+LOGARITHM = [*NEAR, node("Sub", ["away", "little"], "d"), node("Log", ["d"], "l")]
+SPIKE = [*NEAR, node("Mul", ["away", "steep"], "m"), node("Sub", ["most", "m"], "s"), node("Relu", ["s"], "r")]
+HIDDEN: dict[str, tuple[list[onnx.NodeProto], str]] = {
+    "a logarithm": ([*LOGARITHM, node("Clip", ["l", "zero", "one"])], "'log_l' (aten.log.default)"),
+    "an overflow": (
+        [*SPIKE, node("Exp", ["r"], "e"), node("Sub", ["e", "e"], "d"), node("Sigmoid", ["d"])],
+        "'exp_e' (aten.exp.default)",
+    ),
+}
+CONSTANTS = {"at": 1.9, "little": 1e-4, "steep": 1e6, "most": 200, "zero": 0, "one": 1}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_where_a_model_has_no_value_nothing_is_verified(data: DataLayout, name: str) -> None:
+    """Although what reads such a value is bounded, and no input that is run shows it."""
+    nodes, told = HIDDEN[name]
+    constants = {constant: np.float32(number) for constant, number in CONSTANTS.items()}
+    file = {"onnx": upload(data, model(nodes, [1, 1], constants))}
+    for lower, upper, verdict in ((0, 5, "unknown"), (3, 5, "verified")):
+        asked = f"(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 {lower}))(assert (<= X_0 {upper}))"
+        ranked, report = context(data)
+        spec = specification(data, f"{asked}(assert (>= Y_0 11))", model=file, budget={"replays": 0})
+        job.run(spec, ranked)
+        assert report.bounds[0]["verdict"] == verdict
+        if verdict == "unknown":
+            assert report.bounds[0]["reason"].startswith(f"{told} may have no value in the box, or overflow")
+
+
+def test_what_is_open_about_a_value_is_told(data: DataLayout) -> None:
+    nodes = [node("Log", ["x"], "l"), node("IsNaN", ["l"], "t"), node("Where", ["t", "ten", "x"])]
+    file = {"onnx": upload(data, model(nodes, [1, 1], {"ten": np.float32(10)}))}
+    asked = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0))(assert (<= X_0 1))"
+    ranked, report = context(data)
+    job.run(specification(data, f"{asked}(assert (>= Y_0 5))", model=file, budget={"seconds": 1}), ranked)
+    assert report.bounds[0]["verdict"] in {"unknown", "timeout"}
+    assert report.bounds[0]["reason"].endswith("; whether 'isnan_t' is asked about a number cannot be told in the box")
+
+
+def test_the_own_file_takes_whole_numbers_where_its_input_is_one() -> None:
+    nodes = [node("Cast", ["x"], "f", to=1), node("Add", ["f", "half"])]
+    content = model(nodes, [1, 3], {"half": np.float32(0.5)}, kind=onnx.TensorProto.INT64)
+    typed = onnx.load_from_string(content)
+    typed.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    content, given = typed.SerializeToString(), np.array([0.4, 1.5, -2.0], np.float32)
+    own = OwnFile(lambda: content, ["y"]).flat(given)
+    assert own.tolist() == Runtime.of(parse(content)).flat(given).tolist() == [0.5, 2.5, -1.5]
