@@ -241,11 +241,7 @@ class _InstanceRunner:
         checks: _Checks,
     ) -> list[DecidedRow]:
         """Bound a batch, decide its instances, and return those left for a search."""
-<<<<<<< HEAD
         watch, limits = Stopwatch(), [searches.limit(instance) for instance in instances]
-=======
-        begun, limits = time.time(), [searches.limit(instance) for instance in instances]
->>>>>>> verify
         bound = partial(self._entries, task, instances, method, checks.guard.checker, time.monotonic() + sum(limits))
         entries = self.failures.unless_failed(task, instances, bound) or []
         self.context.report.span("bound", watch.began, watch.now, {"instances": len(instances)})
