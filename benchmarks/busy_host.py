@@ -99,7 +99,7 @@ class Host:
         free = ran.created_at
         if busy:
             ended = [job.ended_at for job in self.client.jobs(state="succeeded", limit=100).items if job.id != ran.id]
-            free = min(at for at in ended if at is not None and at > ran.created_at)
+            free = min((at for at in ended if at is not None and at > ran.created_at), default=free)
         return (line - free).total_seconds()
 
     def _training(self) -> float | None:
