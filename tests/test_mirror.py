@@ -15,7 +15,7 @@ HELPERS = TESTS / "helpers"
 FILES = sorted(TESTS.rglob("test_*.py"))
 
 
-OF_SEVERAL_ROOMS = {"browser", "cli", "distributed", "docs", "e2e", "faults", "formats", "security"}
+OF_SEVERAL_ROOMS = {"browser", "cli", "distributed", "docs", "e2e", "faults", "formats", "gpu", "security"}
 """Folders of tests that are about what several rooms, or all of them, do together."""
 
 

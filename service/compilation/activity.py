@@ -15,7 +15,7 @@ _SHOWN = 2
 
 
 @dataclass
-class _Lane:
+class _LaneRuns:
     total: int
     began: float
     begun: int = 0
@@ -37,12 +37,12 @@ class Activity:
     report: Reporter
     rungs: int
     done: int = 0
-    lanes: dict[int, _Lane] = field(default_factory=dict)
+    lanes: dict[int, _LaneRuns] = field(default_factory=dict)
 
     def begin(self, lane: int, cases: Sequence[RungCase]) -> None:
         """Plan the runs of a lane, which begins now."""
         phases = {case.phase for case in cases}
-        self.lanes[lane] = _Lane(UNCOMPILED * len(phases) + COMPILED * len(cases), time.monotonic())
+        self.lanes[lane] = _LaneRuns(UNCOMPILED * len(phases) + COMPILED * len(cases), time.monotonic())
 
     def hear(self, lane: int, doing: str) -> None:
         """Report that a lane begins a run."""

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import redis as redis_py
 from api_world import TRAIN, bearer
-from test_api_process import address, process
+from own_process import address, process
 from waiting import eventually
 
 PATHS = ("/v1/jobs?limit=1000&include=spec&q=%C3%B6", "/v1/jobs:counts?kind=none", "/v1/queue?limit=2")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import socket
 import stat
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -19,43 +15,13 @@ import pytest
 import redis as redis_py
 from api_world import TRAIN, bearer
 from lanes import first_fast
-from waiting import eventually
+from own_process import address, process
 
 from api import __main__ as api
 from service.jobs.embedded import EmbeddedBroker
 
-API = ("-m", "api")
 PATIENT_API = ("-c", "import sys; from api import __main__ as api; api._SHUTDOWN_S = 3600; sys.exit(api.main())")
 """The API, which gives open requests an hour to end before it ends itself."""
-
-
-@contextmanager
-def process(
-    broker: str, data: Path, *arguments: str, program: tuple[str, ...] = API, wait_s: str = "10"
-) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    environment = {**os.environ, "TRIVET_DATA": str(data), "TRIVET_REDIS_URL": broker, "TRIVET_PORT": "0"}
-    environment["TRIVET_BROKER_WAIT_S"] = wait_s
-    log = data.with_suffix(".log")
-    with log.open("w") as output:
-        started = subprocess.Popen(
-            [sys.executable, *program, *arguments], env=environment, stdout=output, stderr=output, text=True
-        )
-    try:
-        yield started, log
-    finally:
-        started.kill()
-        started.wait()
-
-
-def address(log: Path) -> str:
-    found: list[str] = []
-
-    def ready() -> bool:
-        found[:] = re.findall(r"serving (https?://\S+)", log.read_text())
-        return bool(found) and "startup complete" in log.read_text()
-
-    eventually(ready)
-    return found[0]
 
 
 def test_the_first_start_writes_the_admin_key_for_its_owner_only(

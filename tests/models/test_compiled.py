@@ -41,11 +41,17 @@ def test_modules_of_one_class_do_not_use_up_each_others_limit() -> None:
 
 
 def test_a_kernel_of_another_job_is_tuned_although_the_folder_of_its_note_is_gone() -> None:
-    from torch._inductor.runtime.autotune_cache import AutotuneCache, LocalAutotuneCache
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
 
-    noted = AutotuneCache("", local_cache=(LocalAutotuneCache(), "/proc/gone/kernel.best_config"))
+    def refuse(name: str, note: object) -> None:
+        raise OSError(f"there is no folder for {name}")
+
+    gone: Any = SimpleNamespace(put=refuse)
+    noted = AutotuneCache("", local_cache=(gone, "kernel.best_config"))
     tuned: Any = SimpleNamespace(kwargs={}, num_warps=4, num_stages=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AutotuneCache, "save", AutotuneCache.save)  # as it is now again afterwards
+        with pytest.raises(OSError, match="no folder"):
+            noted.save(tuned, 1)
         assert not load_portable(b"damaged")
         noted.save(tuned, 1)

@@ -43,13 +43,30 @@ def text(mebibytes: int) -> bytes:
     return head + line * (mebibytes * 2**20 // len(line))
 
 
-def checks() -> list[psutil.Process]:
-    """Processes of checks of this process: children of its fork server."""
+_of_others: list[psutil.Process] = []
+
+
+@pytest.fixture(autouse=True)
+def _apart_from_others() -> None:
+    """An API that an earlier file of tests has started in this process keeps processes of checks of its own."""
+    _of_others[:] = servers()
+
+
+def servers() -> list[psutil.Process]:
     found = []
-    for server in psutil.Process().children():
+    for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, whether or not it was waited for
-            if "service.jobs.submission.server" in server.cmdline():
-                found += server.children()
+            if "service.jobs.submission.server" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def checks() -> list[psutil.Process]:
+    """Processes of checks of the test: children of its fork server."""
+    found = []
+    for server in servers():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += server.children() if server not in _of_others else []
     return found
 
 

@@ -16,7 +16,7 @@ from service.compilation.run.observation import RungCase, Timed
 from service.compilation.run.program_run import ProgramRun, build
 from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
 from service.compilation.torch_internals.caches import empty_caches, forget_compiled, take_machine_code
-from service.compilation.torch_internals.profile import Profile, Recorded, record_profile
+from service.compilation.torch_internals.profile import Profile, RecordedProfile, record_profile
 from service.models.compiled import load_portable
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _record(program_run: ProgramRun, steps: int) -> Recorded | None:
+def _record(program_run: ProgramRun, steps: int) -> RecordedProfile | None:
     try:
         return record_profile(program_run.step, steps, program_run.program.device)
     except RuntimeError as error:  # such as when another profiler holds the device

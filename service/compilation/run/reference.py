@@ -176,22 +176,22 @@ def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bo
 
 
 @dataclass(frozen=True)
-class Keeping:
+class KeptStates:
     """Says how many states of the uncompiled run are kept, to be taken in turn, and in which ``place``."""
 
     most: int
     place: torch.device = HOST
 
 
-def _keeping(program_run: ProgramRun, iterations: int, on_any: Callable[[bool], bool]) -> Keeping:
+def _keeping(program_run: ProgramRun, iterations: int, on_any: Callable[[bool], bool]) -> KeptStates:
     """Keep a state for each iteration, or two; on the device if it has room, else on the host."""
     with_optimizers = 3 * size_of(program_run)  # most keep two moments of each parameter
     for place in dict.fromkeys((program_run.program.device, HOST)):
         room = _SHARES[place.type] * _free(place)
         for most in (iterations, 2):
             if not on_any(most * with_optimizers > room):
-                return Keeping(most, place)
-    return Keeping(2)
+                return KeptStates(most, place)
+    return KeptStates(2)
 
 
 def _free(place: torch.device) -> int:
@@ -203,7 +203,7 @@ def _free(place: torch.device) -> int:
 
 
 def run(
-    program_run: ProgramRun, iterations: int, starts: Sequence[Snapshot] = (), keeping: Keeping | None = None
+    program_run: ProgramRun, iterations: int, starts: Sequence[Snapshot] = (), keeping: KeptStates | None = None
 ) -> Run:
     """Run and record ``iterations`` by :func:`follow`, each with a seed of its own."""
     draws: list[bool] = []
@@ -223,7 +223,7 @@ def follow(
     iterations: int,
     step: Callable[[int], StepRecord],
     starts: Sequence[Snapshot] = (),
-    keeping: Keeping | None = None,
+    keeping: KeptStates | None = None,
 ) -> Run:
     """Let ``step`` run and record each iteration, by its number.
 
@@ -232,7 +232,7 @@ def follow(
     even if a batch repeats. Without ``starts`` this is the uncompiled run, and keeps its states as ``keeping`` says (by
     default one for each iteration, on the host). As many free iterations then continue each other, like a job's.
     """
-    keeping = keeping or Keeping(iterations)
+    keeping = keeping or KeptStates(iterations)
     if program_run.phase == "inference":
         beginning = starts or [Snapshot.of(program_run, keeping.place)]
         return _follow_inference(program_run, iterations, step, beginning)

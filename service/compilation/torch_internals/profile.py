@@ -41,7 +41,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedProfile:
     """What the profiler recorded of ``steps`` steps. Reading it takes longer than they do."""
 
     profiler: profile
@@ -62,7 +62,7 @@ class Recorded:
         return replace(found, launches=launches, graph_launches=names.count(_GRAPH_LAUNCH) / steps, busy_s=busy)
 
 
-def record_profile(step: Callable[[], Any], steps: int, device: torch.device) -> Recorded:
+def record_profile(step: Callable[[], Any], steps: int, device: torch.device) -> RecordedProfile:
     """Profile ``steps`` calls of ``step``, which has been called before."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)  # read at the first profile of a process
     cuda = device.type == "cuda"
@@ -76,7 +76,7 @@ def record_profile(step: Callable[[], Any], steps: int, device: torch.device) ->
         queued = time.perf_counter() - start
         if cuda:
             torch.cuda.synchronize(device)
-    return Recorded(profiler, steps, queued / steps)
+    return RecordedProfile(profiler, steps, queued / steps)
 
 
 def _events(profiler: profile) -> list[Any]:
