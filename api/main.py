@@ -62,7 +62,7 @@ from api.webhook_sender import WebhookSender
 from service.jobs.settings import Settings
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
 from service.jobs.store.tail import StreamTail
-from service.jobs.tracing import NoTracing, Tracing, tracing_for
+from service.jobs.tracing import Tracing, tracing_for
 
 _BROKER_AWAY_S = 2.0
 """Pause before the broker is asked again."""
@@ -97,9 +97,9 @@ def create_app(settings: Settings, store: Store | None = None, apart: Apart | No
 
 def create_app_apart(settings: Settings, store: Store) -> FastAPI:
     """Return what makes the expensive answers of such an API, behind it in a process of its own."""
-    app = _application(settings, store, _lifespan_apart, NoTracing())
+    app = _application(settings, store, _lifespan_apart, Tracing())
     app.add_middleware(Hardening)
-    app.add_middleware(Traces, tracing=NoTracing())
+    app.add_middleware(Traces, tracing=Tracing())
     app.add_middleware(RequestIds)
     return app
 

@@ -150,7 +150,7 @@ class Traces:
             return
         given = valid_traceparent(Headers(scope=scope).get("traceparent", ""))
         with self._tracing.span(scope["method"], given, {"http.request.method": scope["method"]}) as span:
-            followed = span.traceparent or given
+            followed = span.traceparent
             set_current_traceparent(followed)
             if followed is not None:
                 set_log_fields(trace_id=trace_id(followed))

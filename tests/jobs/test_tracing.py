@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from otlp_receiver import OtlpReceiver, otlp_receiver
 
-from service.jobs.tracing import NoTracing, tracing_for, valid_traceparent
+from service.jobs.tracing import tracing_for, valid_traceparent
 
 ROOT = Path(__file__).parents[2]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -61,9 +61,9 @@ def test_an_exception_marks_its_span(receiver: OtlpReceiver) -> None:
 )
 def test_nothing_is_traced_unless_that_is_asked_for(environment: dict[str, str]) -> None:
     tracing = tracing_for("test", environment)
-    assert isinstance(tracing, NoTracing)
-    with tracing.span("x", PARENT, {}) as span:
-        assert span.traceparent is None
+    assert not tracing.is_on
+    with tracing.span("x", None, {}) as span, tracing.span("y", PARENT, {}) as child:
+        assert (span.traceparent, child.traceparent) == (None, PARENT)
 
 
 @pytest.mark.slow

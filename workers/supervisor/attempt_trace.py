@@ -52,7 +52,7 @@ def traced_attempt(tracing: Tracing, parent: str | None, claim: Claim, paths: Jo
     before = _spans_of(paths.attempt(ref.attempt - 1)) if tracing.is_on else ()
     try:
         with tracing.span("attempt", parent, attributes, before) as span:
-            if span.traceparent is not None:
+            if tracing.is_on and span.traceparent is not None:
                 paths.root.mkdir(parents=True, exist_ok=True)
                 with Folder.open(paths.root) as root, root.make(f"{paths.attempts.name}/{ref.attempt}") as folder:
                     folder.write(f"{_FILE}.{ref.host}", span.traceparent.encode())

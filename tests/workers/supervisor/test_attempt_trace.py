@@ -11,7 +11,7 @@ from otlp_receiver import OtlpReceiver, otlp_receiver
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Claim, HostShare, JobError, PartOutcome
 from service.jobs.spec.train import TrainSpec
-from service.jobs.tracing import NoTracing, tracing_for
+from service.jobs.tracing import Tracing, tracing_for
 from workers.supervisor.attempt_trace import traced_attempt
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -71,6 +71,6 @@ def test_a_retry_links_to_the_attempt_before(receiver: OtlpReceiver, data: DataL
 
 
 def test_an_attempt_that_is_not_traced_leaves_nothing(data: DataLayout) -> None:
-    with traced_attempt(NoTracing(), None, claim(1), data.job("job_1")) as trace:
+    with traced_attempt(Tracing(), None, claim(1), data.job("job_1")) as trace:
         trace.take({"type": "metric", "time": 1.0, "rank": 0, "step": 1, "values": {}})
     assert not data.job("job_1").attempt(1).exists()
