@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.apart import Apart, NotReady
 from api.monitoring import V1
 from api.params import wants_stream
-from api.plain_reads import only_secret
 from api.problems import ProblemError, respond
 from api.request_body import KeptBody
 from api.routes import (
@@ -36,7 +35,7 @@ from api.routes import (
     timeline,
     tree,
 )
-from api.security import session_cookie
+from api.security import only_secret, session_cookie
 from api.turns import FairTurns
 from service.jobs.store import Store, StoreUnavailable, in_loop
 

@@ -25,8 +25,7 @@ from api.exports.sender import JobExports
 from api.middleware import Hardening, HostNames, RequestIds, known_names
 from api.monitoring import V1, Monitor, RequestTimes, Traces
 from api.openapi import document
-from api.plain_reads import PlainReads
-from api.plain_submissions import PlainSubmissions
+from api.plain_routes import PlainRoutes
 from api.routes import (
     accounts,
     alerts,
@@ -84,8 +83,7 @@ def create_app(settings: Settings, store: Store | None = None, apart: Apart | No
     connected, monitor = context_of(app).store, context_of(app).monitor
     turns = FairTurns(settings.max_reads_per_key)
     app.add_middleware(ExpensiveAnswers, store=connected, turns=turns, apart=apart)
-    app.add_middleware(PlainSubmissions, handlers=app.exception_handlers)
-    app.add_middleware(PlainReads, store=connected)
+    app.add_middleware(PlainRoutes, store=connected, handlers=app.exception_handlers)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(HostNames, names=known_names(settings))
     app.add_middleware(Hardening)

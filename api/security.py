@@ -15,6 +15,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Scope as ConnectionScope
 
 from api.audit import audit_refusal, remember_caller
 from api.context import context_of
@@ -41,6 +42,7 @@ _IMPLIED: dict[Scope, frozenset[Scope]] = {
     "read": frozenset({"read"}),
 }
 
+_BEARER = b"bearer "
 _bearer = HTTPBearer(auto_error=False, description="an API key, tvt_…")
 _cookie = APIKeyCookie(name=SESSION_COOKIE, auto_error=False, description="the dashboard's session")
 
@@ -79,6 +81,24 @@ async def authenticated(
     return caller
 
 
+def only_secret(scope: ConnectionScope) -> str | None:
+    """Return the request's key; ``None`` if it sends none, or more than one."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
+        return None
+    return given[0][len(_BEARER) :].decode("latin-1") or None
+
+
+def admit_ahead(scope: ConnectionScope, store: Store, needed: Scope) -> ApiKey | None:
+    """Return the key of a request that :func:`authenticated` would admit; ``None`` for one that it may refuse."""
+    key = store.keys.verify(only_secret(scope) or "")
+    if key is None or needed not in granted(key):
+        return None
+    remember_caller(Request(scope), key, Credential(key.id))
+    scope["state"]["key_expires"] = _near_end(key)
+    return key
+
+
 async def _admitted(request: Request, bearer: HTTPAuthorizationCredentials | None) -> Caller:
     store = context_of(request.app).store
     if bearer is not None:
@@ -88,11 +108,11 @@ async def _admitted(request: Request, bearer: HTTPAuthorizationCredentials | Non
     else:
         raise _unauthorized("an API key is needed: send 'Authorization: Bearer tvt_…'")
     remember_caller(request, caller, caller.credential)
-    request.state.key_expires = near_end(caller)
+    request.state.key_expires = _near_end(caller)
     return caller
 
 
-def near_end(key: ApiKey) -> datetime | None:
+def _near_end(key: ApiKey) -> datetime | None:
     """Return when a key expires, if less than a fifth of its life and less than :data:`_WARN_BEFORE` is left."""
     if key.expires_at is None or key.holder == "person":
         return None
