@@ -18,7 +18,7 @@ ROOMS = ("api", "benchmarks", "docker", "docs", "examples", "service", "tests", 
 
 def test_the_glossary_has_each_term_once() -> None:
     """A section's terms may stand in another one, of another trade; in none twice."""
-    sections = (ROOT / "docs" / "glossary.md").read_text().split("\n## ")[1:]
+    sections = (ROOT / "docs" / "learn" / "glossary.md").read_text().split("\n## ")[1:]
     twice = []
     for section in sections:
         name, *lines = section.splitlines()
