@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from otlp_receiver import OtlpReceiver, otlp_receiver
+from otlp_receiver import OtlpReceiver
 
 from service.jobs.tracing import tracing_for, valid_traceparent
 
@@ -19,22 +18,14 @@ ROOT = Path(__file__).parents[2]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
-    with otlp_receiver() as found:
-        for name, value in found.variables.items():
-            monkeypatch.setenv(name, value)
-        yield found
-
-
-def test_spans_and_their_children_are_received(receiver: OtlpReceiver) -> None:
+def test_spans_and_their_children_are_received(collector: OtlpReceiver) -> None:
     tracing = tracing_for("test", os.environ)
     with tracing.span("outer", PARENT, {"job": "job_1"}, [PARENT]) as outer:
         tracing.record("inner", outer.traceparent, 10.0, 12.5, {"step": 3})
         outer.event("exception", 11.0, {"exception.type": "ValueError"})
         outer.fail("ValueError")
     tracing.close()
-    (inner,), (outer_seen,) = receiver.named("inner"), receiver.named("outer")
+    (inner,), (outer_seen,) = collector.named("inner"), collector.named("outer")
     assert {inner.trace, outer_seen.trace} == {PARENT.split("-")[1]}
     assert (outer_seen.parent, inner.parent) == (PARENT.split("-")[2], outer_seen.id)
     assert (inner.start, inner.end) == (10_000_000_000, 12_500_000_000)
@@ -42,12 +33,12 @@ def test_spans_and_their_children_are_received(receiver: OtlpReceiver) -> None:
     assert (outer_seen.service, outer_seen.attributes) == ("trivet-test", {"job": "job_1"})
 
 
-def test_an_exception_marks_its_span(receiver: OtlpReceiver) -> None:
+def test_an_exception_marks_its_span(collector: OtlpReceiver) -> None:
     tracing = tracing_for("test", os.environ)
     with pytest.raises(KeyError), tracing.span("broken", None, {}):
         raise KeyError("x")
     tracing.close()
-    assert (receiver.named("broken")[0].failed, receiver.named("broken")[0].events) == (True, ("exception",))
+    assert (collector.named("broken")[0].failed, collector.named("broken")[0].events) == (True, ("exception",))
 
 
 @pytest.mark.parametrize(

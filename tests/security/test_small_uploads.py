@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import io
-import zipfile
 from typing import Any
 
 import pytest
+from archives import zipped
 from lanes import first_fast
 from onnx import ModelProto, TensorProto, helper
 from serving import problems, stored
@@ -42,14 +41,6 @@ def empty_nodes(count: int) -> bytes:
         varint.append(length & 127 | (128 if length > 127 else 0))
         length >>= 7
     return content + b"\x3a" + bytes(varint) + nodes
-
-
-def zipped(members: dict[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return made.getvalue()
 
 
 def bundle() -> bytes:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
-import pytest
-from otlp_receiver import OtlpReceiver, otlp_receiver
+from otlp_receiver import OtlpReceiver
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Claim, HostShare, JobError, PartOutcome
@@ -25,19 +23,11 @@ SPEC = TrainSpec.model_validate(
 )
 
 
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
-    with otlp_receiver() as found:
-        for name, value in found.variables.items():
-            monkeypatch.setenv(name, value)
-        yield found
-
-
 def claim(attempt: int) -> Claim:
     return Claim(AttemptRef("job_1", attempt, "a"), SPEC, (HostShare(host="a", devices=(0,)),), "127.0.0.1", 10.0)
 
 
-def test_an_attempt_of_many_steps_is_a_trace_of_few(receiver: OtlpReceiver, data: DataLayout) -> None:
+def test_an_attempt_of_many_steps_is_a_trace_of_few(collector: OtlpReceiver, data: DataLayout) -> None:
     paths = data.job("job_1")
     with traced_attempt(tracing_for("supervisor", os.environ), PARENT, claim(1), paths) as trace:
         trace.launched()
@@ -49,24 +39,24 @@ def test_an_attempt_of_many_steps_is_a_trace_of_few(receiver: OtlpReceiver, data
         error = {"type": "error", "time": 1e9, "rank": 1, "error": "ValueError", "message": "no", "traceback": "…"}
         failed = PartOutcome("failed", error=JobError(type="ValueError", message="no"))
         trace.ended(failed, [error])  # type: ignore[list-item]  # a plain dictionary
-    (attempt,), steps = receiver.named("attempt"), receiver.named("step")
+    (attempt,), steps = collector.named("attempt"), collector.named("step")
     assert (attempt.trace, attempt.parent) == tuple(PARENT.split("-")[1:3])
     assert (attempt.failed, attempt.events) == (True, ("exception",))
     assert attempt.attributes == {"job": "job_1", "kind": "train", "attempt": 1, "host": "a"}
     assert [span.attributes["step"] for span in steps] == [*range(1, 21), *range(100, 1001, 100)]
     assert steps[5].end - steps[5].start == 1_000_000_000
-    assert {span.parent for span in receiver.spans if span != attempt} == {attempt.id}
-    (instance,) = receiver.named("instance")
+    assert {span.parent for span in collector.spans if span != attempt} == {attempt.id}
+    (instance,) = collector.named("instance")
     assert (instance.end - instance.start, instance.attributes["verdict"]) == (2_000_000_000, "verified")
-    assert {span.attributes["rank"] for span in receiver.named("start")} == {0, 1}
+    assert {span.attributes["rank"] for span in collector.named("start")} == {0, 1}
 
 
-def test_a_retry_links_to_the_attempt_before(receiver: OtlpReceiver, data: DataLayout) -> None:
+def test_a_retry_links_to_the_attempt_before(collector: OtlpReceiver, data: DataLayout) -> None:
     paths = data.job("job_1")
     for attempt in (1, 2):
         with traced_attempt(tracing_for("supervisor", os.environ), PARENT, claim(attempt), paths):
             pass
-    first, second = sorted(receiver.named("attempt"), key=lambda span: span.attributes["attempt"])
+    first, second = sorted(collector.named("attempt"), key=lambda span: span.attributes["attempt"])
     assert (first.links, second.links) == ((), (first.id,))
 
 
