@@ -48,7 +48,7 @@ class CheckServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**_environment(os.environ), **_ONE_THREAD},
-                start_new_session=True,
+                process_group=0,  # no terminal ends it; in the API's own session, its niceness counts
             )
         ours.setblocking(False)
         server = cls(process, ours)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 
 import httpx2
 from fastapi import Request
@@ -48,6 +49,7 @@ _READS = frozenset(
 )  # fmt: skip
 _CHECKS = frozenset({"submit_job", "submit_batch", "check_draft", "get_job_schedule"})
 _ROUTERS = (jobs, batches, drafts, queue, events, metrics, logs, tree, report, schedule, timeline, artifacts, audit)
+_LONG_BODY = 64 << 10
 _UNREAD_S = 2.0
 """Seconds of an answer after which its turn ends, whether or not its client has read it."""
 
@@ -60,6 +62,8 @@ class ExpensiveAnswers:
         self._store = store
         self._turns = turns
         self._apart = apart
+        self._long_bodies = FairTurns(turns.most_of_one, at_once=sys.maxsize)
+        """A key's bodies that take long to move: one at a time, since other requests wait meanwhile."""
         routes = [route for module in _ROUTERS for route in module.router.routes if isinstance(route, APIRoute)]
         self._routes = [route for route in routes if route.name in _READS | _CHECKS]
 
@@ -70,22 +74,32 @@ class ExpensiveAnswers:
             await self._app(scope, receive, send)
             return
         body = KeptBody(receive)
-        if (content := await body.whole()) is None:
-            return
-        if route.name in _CHECKS:
-            await self._answer(route, scope, body, content, send)
-            return
         try:
-            async with self._turns.turn(key) as turn:
-
-                async def send_noting(message: Message) -> None:
-                    if message["type"] == "http.response.start":
-                        asyncio.get_running_loop().call_later(_UNREAD_S, turn.give_back)
-                    await send(message)
-
-                await self._answer(route, scope, body, content, send_noting)
+            if route.name in _READS:
+                await self._read(route, key, scope, body, send)
+            elif _is_long(scope):
+                async with self._long_bodies.turn(key):
+                    await self._check(route, scope, body, send)
+            else:
+                await self._check(route, scope, body, send)
         except ProblemError as refusal:
             await respond(refusal.status, refusal.detail, headers=refusal.headers)(scope, receive, send)
+
+    async def _read(self, route: APIRoute, key: str, scope: Scope, body: KeptBody, send: Send) -> None:
+        if (content := await body.whole()) is None:
+            return
+        async with self._turns.turn(key) as turn:
+
+            async def send_noting(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    asyncio.get_running_loop().call_later(_UNREAD_S, turn.give_back)
+                await send(message)
+
+            await self._answer(route, scope, body, content, send_noting)
+
+    async def _check(self, route: APIRoute, scope: Scope, body: KeptBody, send: Send) -> None:
+        if (content := await body.whole()) is not None:
+            await self._answer(route, scope, body, content, send)
 
     def _route(self, scope: Scope) -> APIRoute | None:
         if scope["type"] != "http" or scope["root_path"] or not scope["path"].startswith(f"{V1}/"):
@@ -130,3 +144,9 @@ class ExpensiveAnswers:
             else:
                 return
         await self._app(scope, body.again, send)
+
+
+def _is_long(scope: Scope) -> bool:
+    """Return whether a request's body is long, or may be."""
+    headers = dict(scope["headers"])
+    return b"transfer-encoding" in headers or int(headers.get(b"content-length", 0)) > _LONG_BODY

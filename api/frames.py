@@ -9,12 +9,12 @@ a stream over all jobs, ``;milliseconds`` follows: jobs that began then or later
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import orjson
 
-from service.jobs.store.tail import BEGINNING, LARGEST_ID_PART, RawEvent, parse_id
+from service.jobs.store.tail import BEGINNING, LARGEST_ID_PART, RawEvent, ReadEvents, parse_id
 
 PING = b": ping\n\n"
 RETRY = b"retry: 2000\n\n"
@@ -106,17 +106,16 @@ class Round:
         return self.tokens[-1] if form.composite else self.frames[-1].id
 
 
-def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[FrameBatch, ...]:
+def batches(read: Mapping[str, ReadEvents]) -> tuple[FrameBatch, ...]:
     """Return the events of one read, cut behind the last one before a gap.
 
-    A job whose answer was cut at ``count`` has more events; younger events of other jobs wait for the next
-    read, so that a composite id can mean "everything before".
+    Where a job has more events, younger events of other jobs wait for the next read, so that a composite id can mean
+    "everything before".
     """
-    full = [events[-1].position[0] for events in read.values() if len(events) >= count]
-    horizon = min(full, default=None)
+    horizon = min((each.more_from for each in read.values() if each.more_from is not None), default=None)
     kept = {
-        job_id: tuple(Frame.of(event) for event in events if horizon is None or event.position[0] <= horizon)
-        for job_id, events in read.items()
+        job_id: tuple(Frame.of(event) for event in each.events if horizon is None or event.position[0] <= horizon)
+        for job_id, each in read.items()
     }
     return tuple(FrameBatch(job_id, frames) for job_id, frames in kept.items() if frames)
 

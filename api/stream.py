@@ -161,9 +161,9 @@ class Hub:
         rounds, known = feed.rounds, feed.discovered_ms
         cursors = {job_id: cursor.of(job_id) for job_id in feed.jobs}
         page = self.settings.page_of(len(cursors))
-        read = await self.tail.read(cursors, count=page)
-        found = cursor.take(batches(read, page))
-        if all(len(each) < page for each in read.values()):
+        read = await self.tail.read(cursors, count=page, most_bytes=self.settings.read_bytes)
+        found = cursor.take(batches(read))
+        if all(each.more_from is None for each in read.values()):
             cursor.learn(known)
             if feed.rounds == rounds and cursors.keys() == feed.jobs:
                 self._join(subscription)
@@ -222,14 +222,16 @@ class Hub:
             asked, began = dict(self._cursors), self._loop.time()
             page = settings.page_of(len(asked))
             try:
-                read = await self.tail.read(asked, count=page, block_ms=settings.block_ms)
+                read = await self.tail.read(
+                    asked, count=page, most_bytes=settings.read_bytes, block_ms=settings.block_ms
+                )
             except StoreUnavailable as error:
                 log.warning("live events wait for the broker: %s", error)
                 await asyncio.sleep(settings.retry_s)
                 continue
             pace = _Pace(settings, self._loop.time)
-            whole = all(len(each) < page for each in read.values())
-            await self._dispatch(batches(read, page), asked, began if whole else -math.inf, pace)
+            whole = all(each.more_from is None for each in read.values())
+            await self._dispatch(batches(read), asked, began if whole else -math.inf, pace)
             if read:
                 await pace.rest()
 

@@ -23,6 +23,8 @@ class HubSettings:
     """Events per job in one read."""
     read_events: int = 2048
     """Events of all jobs in one read, roughly: with many jobs, each has a smaller page."""
+    read_bytes: int = 2 << 20
+    """Bytes of events of all jobs in one read, and one event more."""
     least_page: int = 16
     queue_frames: int = 4096
     """Most events that wait for a slow client; beyond, it catches up by its own reads."""

@@ -21,7 +21,7 @@ class FairTurns:
     """
 
     def __init__(self, most_of_one: int, at_once: int = AT_ONCE) -> None:
-        self._most_of_one = most_of_one
+        self.most_of_one = most_of_one
         self._free = at_once
         self._asked: dict[str, int] = {}
         self._having: set[str] = set()
@@ -33,8 +33,8 @@ class FairTurns:
         """Wait for a turn of this key, and have it while the block runs, or until it is given back before. Raises a 429
         if too many of this key wait already.
         """
-        if (asked := self._asked.get(key, 0)) >= self._most_of_one:
-            detail = f"{asked} expensive reads of this key are being answered or wait, its limit; ask for fewer at once"
+        if (asked := self._asked.get(key, 0)) >= self.most_of_one:
+            detail = f"{asked} expensive requests of this key are being answered or wait, its limit; send fewer at once"
             raise ProblemError(429, detail, headers={"Retry-After": str(_RETRY_AFTER_S)})
         self._asked[key] = asked + 1
         turn = Turn(self, key)

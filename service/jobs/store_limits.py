@@ -64,8 +64,8 @@ class StoreLimits:
     """An upload expires after so many days without use; ``None`` keeps all."""
     list_page_bytes: int = 2**21
     """Bytes of records after which a page of jobs takes no more of them."""
-    list_scan: int = 1_000
-    """Jobs that one script looks at: meanwhile the broker does nothing else."""
+    list_scan: int = 100
+    """Jobs that one script looks at: meanwhile the broker does nothing else, for two or three milliseconds."""
     list_most: int = 20_000
     """A page ends after so many jobs were looked at, even when few matched; its cursor goes on from there."""
     session_idle_s: float = 3600.0

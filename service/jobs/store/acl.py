@@ -87,6 +87,7 @@ API_SCRIPTS: tuple[_AnyScript, ...] = (
     stubs.oldest_wait,
     stubs.queue_depths,
     stubs.read_device_use,
+    stubs.read_events,
     stubs.read_queue,
     stubs.read_running,
     stubs.read_uses,
