@@ -22,12 +22,13 @@ from torch import Tensor
 
 from service.bounds.finite import may_be_undefined
 from service.bounds.graph import UnsupportedModelError
+from service.bounds.interval import Interval
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import RunContext
 from service.verification.bab.model import CPU
 from service.verification.bab.specification import Specification, specifications
-from service.verification.defined import open_tests, undefined_in
+from service.verification.defined import open_tests, undefined_in, undefined_within
 from service.verification.load.onnx import within
 from service.verification.task import Task
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
@@ -56,11 +57,13 @@ class OutsideAttack:
     context: RunContext
 
     def settled(self, row: BoundsRow, limit: float = inf, *, overflows: bool = False) -> BoundsRow:
-        """Return the row, undecided where the model may have no value; ``limit`` are the seconds of the instance, and
-        ``overflows`` says that some bounds of its box are infinite. Raises :class:`WrongBoundsError` where its file
-        refutes it.
+        """Return the row, undecided where the model may have no value, and with a note if its bounds may not hold
+        there; ``limit`` are the seconds of the instance, and ``overflows`` says that some bounds of its box are
+        infinite. Raises :class:`WrongBoundsError` where its file refutes it.
         """
         query = self.task.asked.query(row.instance)
+        if row.verdict != Verdict.VERIFIED.value and row.lower:
+            row = self._noted(row, overflows)
         if row.verdict in {Verdict.UNKNOWN.value, "timeout"} and self.task.engine.is_alone:
             return replace(row, reason=f"{row.reason or ''}{open_tests(self.task, row.instance)}" or None)
         if row.verdict != Verdict.VERIFIED.value or query is None:
@@ -93,6 +96,18 @@ class OutsideAttack:
             if self._is_violated(specification, x.double(), outputs):
                 raise self._reported(row, x, outputs)
         return row
+
+    def _noted(self, row: BoundsRow, overflows: bool) -> BoundsRow:
+        """Return the row with a note where a value that its output depends on may be no number: what reads it may be
+        a number all the same, and outside of the bounds.
+        """
+        if not self.task.engine.is_alone or not (overflows or self._may_be_undefined):
+            return row
+        box = self.task.asked.batch([row.instance], self.task.like).box
+        if (node := undefined_within(self.task, Interval(box.lower, box.upper))) is None:
+            return row
+        note = f"bounds hold where every value is a number: {node} may have none in the box, or overflow"
+        return replace(row, note="; ".join(each for each in (row.note, note) if each))
 
     def _is_violated(self, specification: Specification, x: Tensor, outputs: Tensor) -> bool:
         """Return whether outputs violate the property by more than rounding in another order changes them."""

@@ -17,6 +17,7 @@ from service.bounds.onnx.own_file import OwnFile
 from service.bounds.onnx.reading import Runtime, parse
 from service.bounds.operators.onnx import Array
 from service.jobs.layout import DataLayout
+from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.failures import RowsFailedError
 
@@ -115,6 +116,24 @@ def test_where_a_model_has_no_value_nothing_is_verified(data: DataLayout, name: 
         assert report.bounds[0]["verdict"] == verdict
         if verdict == "unknown":
             assert report.bounds[0]["reason"].startswith(f"{told} may have no value in the box, or overflow")
+
+
+@pytest.mark.parametrize(("lower", "is_noted"), [(-1.0, True), (1.0, False)])
+def test_bounds_that_may_not_hold_where_a_value_is_no_number_say_so(
+    data: DataLayout, lower: float, is_noted: bool
+) -> None:
+    """A cast of what is no number is one, and outside of the bounds."""
+    nodes = [node("Log", ["x"], "l"), node("Clip", ["l", "one", "one"], "c"), node("Cast", ["c"], "i", to=6)]
+    content = model([*nodes, node("Cast", ["i"], to=1)], [1, 1], {"one": np.float32(1)})
+    assert Runtime.of(parse(content)).flat(np.float32([-1.0])).tolist() == [-(2.0**31)]
+    ranked, report = context(data)
+    asked = {"kind": "verify", "device": "cpu", "model": {"onnx": upload(data, content)}, "method": "ibp"}
+    asked["property"] = {"box": {"lower": [lower], "upper": [2.0]}}
+    job.run(VerifySpec.model_validate(asked), ranked)
+    row = report.bounds[0]
+    assert -1 <= row["lower"][0] <= row["upper"][0] <= 2
+    note = "bounds hold where every value is a number: 'log_l' (aten.log.default) may have none in the box, or overflow"
+    assert row["note"] == (note if is_noted else None)
 
 
 def test_what_is_open_about_a_value_is_told(data: DataLayout) -> None:
