@@ -26,8 +26,7 @@ from service.bounds.interval import Interval
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import RunContext
-from service.verification.bab.model import CPU
-from service.verification.bab.specification import Specification, specifications
+from service.verification.bab.specification import CPU, Specification, specifications
 from service.verification.defined import open_tests, undefined_in, undefined_within
 from service.verification.load.onnx import within
 from service.verification.task import Task
@@ -133,6 +132,9 @@ class OutsideAttack:
     ) -> Iterator[tuple[Specification, Tensor]]:
         """Yield inputs in the file's own type, each with the part of the query that it is about."""
         count = self.task.spec.budget.replays
+        visited = list(self._visited(every, instance, count // 2))
+        yield from visited
+        count -= len(visited)
         chosen = every[:: max(1, -(-len(every) // count))]
         generator = torch.Generator().manual_seed(instance)
         share = max(1, count // len(chosen))
@@ -143,6 +145,23 @@ class OutsideAttack:
                 x = None if place >= len(drawn) else _in_type(one, drawn[place], self._type_of_inputs)
                 if x is not None:
                     yield one, x
+
+    def _visited(
+        self, every: Sequence[Specification], instance: int, most: int
+    ) -> Iterator[tuple[Specification, Tensor]]:
+        """Yield inputs at which the instance's search came nearest to a counterexample, if this rank is alone: ranks
+        that search together have different ones.
+        """
+        points = self.task.visited.pop(instance, None)
+        if points is None or not self.task.is_alone:
+            return
+        left = points[:most]
+        for one in every:
+            is_inside = ((left >= one.first) & (left <= one.last)).all(dim=1)
+            for x in left[is_inside]:
+                if (found := _in_type(one, x, self._type_of_inputs)) is not None:
+                    yield one, found
+            left = left[~is_inside]
 
     def _guided(self, specification: Specification, most: int, deadline: float) -> Tensor:
         """Return the centre of a box, and the corners to which gradients point, one for each row of outputs; ``most``

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx_jobs import BOX, DECLARED, NETWORK, reach, specification, upload
 from onnx_models import model, node
+from torch import Tensor
 from verify_jobs import context
 
 from service.bounds.onnx.own_file import OwnFile
@@ -19,6 +20,8 @@ from service.bounds.operators.onnx import Array
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
+from service.verification.bab.specification import Specification
+from service.verification.bab.visited import VisitedInputs
 from service.verification.failures import RowsFailedError
 
 BEYOND = reach()[1] + 5
@@ -66,6 +69,26 @@ def test_the_budget_says_how_many_inputs_are_run(
     assert report.bounds[0]["verdict"] == "verified"
     assert len(asked) == replays
     assert all(x.dtype == np.float32 and bool((np.abs(x) <= 1).all()) for x in asked)
+
+
+def test_inputs_that_a_search_visited_nearest_to_a_counterexample_are_run(
+    data: DataLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, visited, add = list[Array](), list[tuple[float, list[float]]](), VisitedInputs.add
+
+    def noted(self: VisitedInputs, searched: Specification, x: Tensor, distances: Tensor) -> None:
+        visited.extend(zip(distances.tolist(), searched.nearest(x.double()).tolist(), strict=True))
+        add(self, searched, x, distances)
+
+    monkeypatch.setattr(VisitedInputs, "add", noted)
+    monkeypatch.setattr(OwnFile, "flat", giving(lambda x: np.array([-BEYOND, 0.0]), asked))
+    ranked, report = context(data)
+    job.run(specification(data, query(reach()[1] + 0.1), method="beta-crown", budget={"replays": 40}), ranked)
+    assert report.bounds[0]["verdict"] == "verified"
+    assert report.bounds[0]["decided_by"] in {"input splitting", "activation splitting"}
+    assert len(asked) == 40
+    nearest = [np.float32(x).tolist() for _, x in sorted(visited, key=lambda pair: pair[0])[:20]]
+    assert [x.tolist() for x in asked[:20]] == nearest
 
 
 def test_inputs_are_numbers_of_the_file_within_the_exact_box(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
