@@ -27,20 +27,24 @@ def undefined_in(task: Task, specified: Sequence[Specification]) -> str | None:
     """Return in words the first node that may have no value somewhere in the boxes, of a model that this rank has
     whole.
     """
-    at_once = max(1, min(MOST_BOXES, MOST_NUMBERS // task.engine.entries))
-    boxes = [each.box(task.like.dtype) for each in specified[: at_once + 1]]
-    left = Interval(torch.cat([each.lower for each in boxes]), torch.cat([each.upper for each in boxes]))
-    if len(specified) > at_once:
-        left = Interval(
-            torch.stack([each.lower for each in specified]).amin(dim=0, keepdim=True).to(left.lower),
-            torch.stack([each.upper for each in specified]).amax(dim=0, keepdim=True).to(left.lower),
+    boxes = [each.box(task.like.dtype) for each in specified[: _at_once(task) + 1]]
+    whole = Interval(torch.cat([each.lower for each in boxes]), torch.cat([each.upper for each in boxes]))
+    if len(specified) > _at_once(task):
+        whole = Interval(
+            torch.stack([each.lower for each in specified]).amin(dim=0, keepdim=True).to(whole.lower),
+            torch.stack([each.upper for each in specified]).amax(dim=0, keepdim=True).to(whole.lower),
         )
-    left = left.map(lambda end: end.to(task.device))
-    found, method = _undefined(task, IBP, left), IBP
+    return undefined_within(task, whole)
+
+
+def undefined_within(task: Task, boxes: Interval) -> str | None:
+    """Return the same of boxes ``(n, features)``."""
+    left, at_once = boxes.map(lambda end: end.to(task.device)), _at_once(task)
+    found = _undefined(task, IBP, left)
     done = len(left.lower)
     while found:
         left = _those(left, torch.stack(list(found.values())).any(dim=0))
-        if method is IBP and len(left.lower) <= FEW and done <= MOST_BOXES // 2:
+        if len(left.lower) <= FEW and done <= MOST_BOXES // 2:
             if not (found := _undefined(task, CROWN, left)):
                 return None
             left = _those(left, torch.stack(list(found.values())).any(dim=0))
@@ -52,6 +56,11 @@ def undefined_in(task: Task, specified: Sequence[Specification]) -> str | None:
             return f"{(node.source or node.name)!r} ({node.operator})"
         found = _undefined(task, IBP, left)
     return None
+
+
+def _at_once(task: Task) -> int:
+    """Return the most boxes that are bounded at once."""
+    return max(1, min(MOST_BOXES, MOST_NUMBERS // task.engine.entries))
 
 
 def open_tests(task: Task, instance: int) -> str:
