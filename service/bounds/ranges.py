@@ -141,17 +141,19 @@ class Softmax(_OfScores):
         if (ends := self._ends(known)) is None:
             return found
         scores, axes = ends
-        weighted = scores if self.weights is None else self._weighted(scores, self.weights.to(scores.lower))
+        weighted = self.weighted(scores)
         lower, _ = self._shares(weighted.lower, weighted.upper, axes)
         _, upper = self._shares(weighted.upper, weighted.lower, axes)
         own = self._unless_undefined(lower, upper, found)
         return self._met(own, found, scores, axes, keepdim=True)
 
-    @staticmethod
-    def _weighted(scores: Interval, weights: Tensor) -> Interval:
+    def weighted(self, scores: Interval) -> Interval:
         """Return bounds of the scores that have the weights as factors of their powers; weights of 1 and of 0 lose
         nothing.
         """
+        if self.weights is None:
+            return scores
+        weights = self.weights.to(scores.lower)
         logarithms, eps = weights.log(), torch.finfo(weights.dtype).eps
         size = torch.maximum(scores.lower.abs(), scores.upper.abs()) + logarithms.abs()
         slack = torch.where((weights == 0) | (weights == 1), 0.0, 16 * eps * size)
