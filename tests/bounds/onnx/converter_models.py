@@ -36,6 +36,7 @@ PLAIN = [
     "Flatten",
     "GlobalAveragePool",
     "Dropout",
+    "Asinh",
     "Atan",
     "Ceil",
     "Celu",
