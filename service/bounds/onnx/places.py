@@ -7,7 +7,7 @@ is a constant choice; where not, it is the union of what may be there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -72,7 +72,7 @@ def gathered(call: Call, values: Values, shape: Shape) -> Tensor:
     truths = truths.reshape(-1, *(1,) * dim, *indices.shape, *(1,) * (len(data.shape) - dim - 1), length)
     rows = [
         each.reshape(-1, *data.shape[:dim], *(1,) * inner, *data.shape[dim + 1 :])
-        for each in data.float.split(1, dim + 1)
+        for each in torch.split(data.float, 1, dim + 1)
     ]
     return _one_of(rows, truths, shape)
 
@@ -85,19 +85,19 @@ def gathered_elements(call: Call, values: Values, shape: Shape) -> Tensor:
     x = data.float if not data.constant else data.float.unsqueeze(0)
     for axis, (own, length) in enumerate(zip(shape, data.shape, strict=True)):
         x = x if axis == dim or own == length else x.narrow(axis + 1, 0, own)
-    return _one_of(list(x.split(1, dim + 1)), _truths(indices, data.shape[dim]), shape)
+    return _one_of(list(torch.split(x, 1, dim + 1)), _truths(indices, data.shape[dim]), shape)
 
 
 def _one_of(rows: list[Tensor], truths: Tensor, shape: Shape) -> Tensor:
     """Return the row whose truth, along the last dimension, is 1."""
     found = rows[0].expand(-1, *shape)
-    for row, truth in zip(rows[1:], truths.split(1, -1)[1:], strict=True):
+    for row, truth in zip(rows[1:], torch.split(truths, 1, -1)[1:], strict=True):
         found = chosen((truth.squeeze(-1) - 0.5).expand(-1, *shape), row.expand(-1, *shape), found)
     return found
 
 
 def scattered(
-    call: Call, values: Values, shape: Shape, reductions: Mapping[str, Callable[[Tensor, Tensor], Tensor]]
+    call: Call, values: Values, shape: Shape, reductions: dict[str, Callable[[Tensor, Tensor], Tensor]]
 ) -> Tensor:
     """Return the data with updates at places along an axis, one after the other, as ``ScatterElements`` does."""
     data, indices, updates = values
@@ -105,7 +105,7 @@ def scattered(
     if any(own != length for axis, (own, length) in enumerate(zip(indices.shape, shape, strict=True)) if axis != dim):
         raise call.refuse("its indices depend on the input, and leave out entries of other dimensions than its axis")
     _check(call, indices.shape[dim] * prod(shape))
-    reduced = {"none": lambda old, new: new, "add": torch.add, **reductions}[call.attributes.get("reduction", "none")]
+    reduced = (reductions | {"none": _replaced, "add": torch.add})[str(call.attributes.get("reduction", "none"))]
     truths = _truths(indices, shape[dim])
     found, every = (each.float if not each.constant else each.float.unsqueeze(0) for each in (data, updates))
     for index in range(indices.shape[dim]):
@@ -113,6 +113,10 @@ def scattered(
         update = every.narrow(dim + 1, index, 1).expand(-1, *shape)
         found = chosen(here - 0.5, reduced(found, update).expand(-1, *shape), found)
     return found
+
+
+def _replaced(old: Tensor, new: Tensor) -> Tensor:
+    return new
 
 
 def _check(call: Call, entries: int) -> None:

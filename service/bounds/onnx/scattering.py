@@ -61,7 +61,11 @@ def _reduced(function: Callable[[Tensor, Tensor], Tensor], data: Tensor, updates
     return data
 
 
-_REDUCTIONS = {"max": torch.maximum, "min": torch.minimum, "mul": torch.mul}
+_REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "mul": torch.mul,
+}
 
 
 def _last(entries: int, targets: Array) -> Array:

@@ -86,7 +86,9 @@ class Places:
 Values = Sequence[Value]
 Shape = tuple[int, ...]
 Found = Tensor | Places
-Converter = Callable[[Call, Values, Shape], Found | list[Found]]
+Converted = Found | Sequence[Found]
+"""A node's first output, or its first ones."""
+Converter = Callable[[Call, Values, Shape], Converted]
 ABSENT = Value((), None)
 """An optional input that is left out, with others after it."""
 
