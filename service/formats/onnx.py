@@ -40,6 +40,7 @@ from service.formats.onnx_inputs import (
     without_maps,
 )
 from service.formats.onnx_operators import OPERATORS, advice
+from service.formats.onnx_pools import ONLY_PADDING, pools_of_padding
 from service.formats.onnx_rounds import SEQUENCES, is_counted
 from service.formats.protobuf import has_more_fields
 
@@ -123,7 +124,8 @@ class Outline:
 
     ``outputs`` is ``None`` if only a run tells. ``names`` are those of the outputs, and ``instead`` values that can
     be bounded, on which such nodes depend. With ``has_labels``, some outputs that can be bounded are left out as
-    labels; ``every`` counts the entries of all outputs.
+    labels; ``every`` counts the entries of all outputs. ``shape`` is that of the input at a batch of one, if more than
+    one of its axes is longer than 1.
     """
 
     inputs: int
@@ -133,6 +135,7 @@ class Outline:
     instead: tuple[str, ...] = ()
     has_labels: bool = False
     every: int | None = None
+    shape: tuple[int, ...] | None = None
 
 
 def parse(data: bytes) -> onnx.ModelProto:
@@ -272,7 +275,7 @@ def outline_of(content: bytes) -> Outline:
     are_bounded = can_all_be_bounded(model, _dependence(model), _supported(model))
     count = len(model.graph.output)
     model = scores_only(model, _dependence(model), _supported(model))
-    inputs = prod(batch_of_one(graph_input(model)))
+    shape = batch_of_one(graph_input(model))
     supported = _supported(model)
     working = working_nodes(model)
     unsupported = tuple(
@@ -281,14 +284,20 @@ def outline_of(content: bytes) -> Outline:
         for index, node in working
         if index not in supported
     )
+    unsupported += tuple(
+        f"ONNX {operator_of(model.graph.node[index])} (node {name_of(model.graph.node[index], index)!r}), as "
+        f"{ONLY_PADDING}"
+        for index in pools_of_padding(model, working)
+    )
     return Outline(
-        inputs,
+        prod(shape),
         _entries_of_outputs(model),
         unsupported,
         tuple(output.name for output in model.graph.output),
         bounded_before([each for each in working if each[0] not in supported], _dependence(model), supported),
         are_bounded and len(model.graph.output) < count,
         every,
+        shape if sum(length > 1 for length in shape) > 1 else None,
     )
 
 

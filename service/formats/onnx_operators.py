@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _OPERATORS = """
-Abs Add And ArgMax ArgMin Atan Attention AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv
+Abs Add And ArgMax ArgMin Asinh Atan Attention AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv
 ConvInteger ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div Dropout DynamicQuantizeLinear Einsum
 Elu Equal Erf Exp Expand Flatten Floor GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool
 GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Identity

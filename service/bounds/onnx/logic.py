@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
+from service.bounds.operators.onnx import Call, Converted, Converter, Shape, Value, Values, aligned
 
 Pair = Callable[[Tensor, Tensor], Tensor]
 MOST_WHOLE = 2**24
@@ -46,7 +46,7 @@ def _joined(function: Pair) -> Converter:
     return convert
 
 
-def _equal(call: Call, values: Values, shape: Shape) -> Tensor | list[Tensor]:
+def _equal(call: Call, values: Values, shape: Shape) -> Converted:
     """Compare a difference with 0 from both sides, that of whole numbers half a step away: no rounding decides."""
     constants = [value.array for value in values if value.array is not None and value.array.dtype.kind in "iu"]
     if any(array.size and int(np.abs(array.astype(np.float64)).max()) > MOST_WHOLE for array in constants):

@@ -43,11 +43,13 @@ class Value:
 
     A value that depends on the input is a ``tensor`` ``(instances, *shape)``: instances never mix, whatever the model
     does with its own first dimension. A constant has its value in ``array``, and also in ``tensor`` if it is a float.
+    Whole numbers below n may come with ``places`` ``(instances, *shape, n)``: 1 where a number is that one, and else 0.
     """
 
     shape: tuple[int, ...]
     tensor: Tensor | None
     array: Array | None = None
+    places: Tensor | None = None
 
     @property
     def present(self) -> bool:
@@ -71,9 +73,22 @@ class Value:
         return [int(entry) for entry in self.array.reshape(-1)]
 
 
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Whole numbers ``(instances, *shape)`` from 0 to n − 1, and truths ``(instances, *shape, n)`` that each is that
+    one.
+    """
+
+    numbers: Tensor
+    truths: Tensor
+
+
 Values = Sequence[Value]
 Shape = tuple[int, ...]
-Converter = Callable[[Call, Values, Shape], Tensor | list[Tensor]]
+Found = Tensor | Places
+Converted = Found | Sequence[Found]
+"""A node's first output, or its first ones."""
+Converter = Callable[[Call, Values, Shape], Converted]
 ABSENT = Value((), None)
 """An optional input that is left out, with others after it."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.formats.vnnlib import Bundle, NotThereError, Query, VnnlibError, bundle, parse, sources
+from service.jobs.checks.fit import check_shapes
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.records import Problem
 from service.jobs.spec.verify import (
@@ -194,6 +195,9 @@ def _check_sizes(checked_property: BoxProperty | RobustnessProperty, model: Outl
     elif gives.features != model.inputs:
         message = f"the data has {gives.features} features, the model takes {model.inputs} inputs"
         yield Problem(path, message, gives.features, str(model.inputs))
-    elif model.outputs is not None and gives.classes > model.outputs:
-        message = f"the data has {gives.classes} classes, the model gives {model.outputs} outputs"
-        yield Problem(path, message, gives.classes, f"at most {model.outputs}")
+    else:
+        reads = Features(model.inputs, gives.classes, shape=model.shape)
+        yield from check_shapes(data, "property.robustness.data", gives, reads)
+        if model.outputs is not None and gives.classes > model.outputs:
+            message = f"the data has {gives.classes} classes, the model gives {model.outputs} outputs"
+            yield Problem(path, message, gives.classes, f"at most {model.outputs}")
