@@ -31,7 +31,7 @@ from workers.supervisor import attempt_folder, command
 from workers.supervisor.attempt_folder import compile_cache, gate_artifacts, open_attempt, read_result
 from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, traced_attempt
 from workers.supervisor.collector import Collector, find_unrelayed
-from workers.supervisor.ending import DiskThread, Ending, PartEnding, StallWatch
+from workers.supervisor.first_cause import DiskThread, Ending, PartEnding, StallWatch
 from workers.supervisor.group import Group
 from workers.supervisor.lease import (
     Lease,
@@ -45,7 +45,7 @@ from workers.supervisor.logs import GrowingFile, RotatedLog
 from workers.supervisor.mirror import Mirror
 from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, may_be_the_end_of_all, traceback_name
 from workers.supervisor.publisher import Publisher, clear_unpublished
-from workers.supervisor.relay import Admission, Relay
+from workers.supervisor.rank_socket import Admission, Relay
 from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
 from workers.supervisor.uploader import Thresholds, Uploader
 

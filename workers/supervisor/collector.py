@@ -15,7 +15,7 @@ from service.jobs.events import Event, MalformedEvent, event_key, parse_event
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store
 from workers import event_protocol
-from workers.supervisor.relay import Relay
+from workers.supervisor.rank_socket import Relay
 from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.uploader import Disk, Uploader
 

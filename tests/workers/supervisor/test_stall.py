@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from workers.supervisor.ending import StallWatch
-from workers.supervisor.relay import Admission, Rank, Relay
+from workers.supervisor.first_cause import StallWatch
+from workers.supervisor.rank_socket import Admission, Rank, Relay
 from workers.supervisor.settings import SupervisorSettings
 
 SETTINGS = SupervisorSettings(first_rank_within_s=10.0, stall_interval_s=0.0, stacks_within_s=0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.supervisor.ending import DiskThread, Ending, PartEnding
+from workers.supervisor.first_cause import DiskThread, Ending, PartEnding
 
 
 def test_a_second_fault_does_not_replace_the_first() -> None:

@@ -16,7 +16,7 @@ from service.jobs.safe_files import Folder, UnsafePathError
 from workers.rank.stacks import innermost_frame, stacks_file
 from workers.supervisor.lease import News
 from workers.supervisor.outcome import Cause
-from workers.supervisor.relay import Relay
+from workers.supervisor.rank_socket import Relay
 from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.uploader import Disk
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.reporting import connect
-from workers.supervisor.relay import Admission, Relay
+from workers.supervisor.rank_socket import Admission, Relay
 from workers.supervisor.settings import SupervisorSettings
 
 
