@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.compile_corpus.programs import CorpusProgram, Entry
+from service.compilation.instruments.toolchain import Toolchain
 from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.program import Step
-from service.compilation.run.run_rung import plan_run
+from service.compilation.run.observe_rung import plan_run
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import LADDER, RUNGS, Rung
-from service.compilation.torch_internals.toolchain import Toolchain
 from service.parallel.boundary import StepBoundary
 
 STEPS = 8

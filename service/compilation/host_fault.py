@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from service.compilation.torch_internals.text import first_line
+from service.compilation.instruments.text import first_line
 from service.torch_internals.table import TorchInternalMissing, internal
 
 _NUMBERS = frozenset(

@@ -17,12 +17,14 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from service.compilation.activity import Activity
+from service.compilation.climber_process import Climbed, Lane, Prepared
+from service.compilation.climbers import climb_apart, in_lanes
 from service.compilation.diagnosis import Diagnosis, diagnose
 from service.compilation.forks import RAISED, ForkedProcess, Forks, Seat
 from service.compilation.host_fault import HostFaultError
+from service.compilation.instruments.caches import clear_abandoned
+from service.compilation.instruments.toolchain import Toolchain, own_cache
 from service.compilation.ladder import Result, climb, warm_toolchain
-from service.compilation.lane_process import Climbed, Lane, Prepared
-from service.compilation.lanes import climb_apart, in_lanes
 from service.compilation.program import Program
 from service.compilation.program.target import Subject, target_of
 from service.compilation.ranks.collective_attempt import GroupLostError
@@ -31,12 +33,10 @@ from service.compilation.report.publishing import REPORT, gate, highest_safe, un
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import causes, summary
 from service.compilation.run.observation import RungCase
-from service.compilation.run.run_rung import RunPlan, plan_run
+from service.compilation.run.observe_rung import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.time_share import TimeShare
-from service.compilation.torch_internals.caches import clear_abandoned
-from service.compilation.torch_internals.toolchain import Toolchain, own_cache
 from service.jobs.atomic import atomic_draft, atomic_write
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.compile import CompileSpec

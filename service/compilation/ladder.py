@@ -12,20 +12,20 @@ from torch import Tensor
 
 from service.compilation.detectors import judge
 from service.compilation.host_fault import HostFaultError, raise_host_fault
+from service.compilation.instruments.caches import empty_caches
+from service.compilation.instruments.text import first_line
+from service.compilation.instruments.toolchain import Toolchain
 from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import GroupLostError, Separable, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
+from service.compilation.run.baseline import Reference, run_reference, seed
+from service.compilation.run.built_program import ProgramRun, build, record_step
 from service.compilation.run.draws import draws_like_eager, precision
 from service.compilation.run.observation import Observation, RungCase
+from service.compilation.run.observe_rung import RunPlan, describe, rehearse_rung, run_rung
 from service.compilation.run.parity import noise_of, scale_of
-from service.compilation.run.program_run import ProgramRun, build, record_step
-from service.compilation.run.reference import Reference, run_reference, seed
-from service.compilation.run.run_rung import RunPlan, describe, rehearse_rung, run_rung
 from service.compilation.run.sampling import Key, local_part
 from service.compilation.rungs import REHEARSAL, Rung
-from service.compilation.torch_internals.caches import empty_caches
-from service.compilation.torch_internals.text import first_line
-from service.compilation.torch_internals.toolchain import Toolchain
 from service.compilation.verdicts import Finding, Verdict, worst
 from service.jobs.spec.compile import Phase
 

@@ -18,19 +18,19 @@ from service.compilation.diagnosis.check import difference
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimised
 from service.compilation.diagnosis.script import bisect, write
 from service.compilation.diagnosis.script import run as run_script
+from service.compilation.instruments.caches import empty_caches
+from service.compilation.instruments.trace import traced
 from service.compilation.ladder import Result
 from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import Separable, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
+from service.compilation.run.baseline import Reference, run, run_reference
+from service.compilation.run.built_program import build, build_only
 from service.compilation.run.compare_runs import compare_runs
 from service.compilation.run.draws import precision, random_numbers
 from service.compilation.run.observation import RungCase
-from service.compilation.run.program_run import build, build_only
-from service.compilation.run.reference import Reference, run, run_reference
-from service.compilation.run.run_rung import RunPlan, describe
+from service.compilation.run.observe_rung import RunPlan, describe
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.caches import empty_caches
-from service.compilation.torch_internals.trace import traced
 from service.jobs.spec.compile import Tolerance
 from service.models.compiled import as_compiled
 

@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor, fx
 from torch.nn import Parameter
 
+from service.compilation.instruments.caches import empty_caches
 from service.compilation.program import Program
+from service.compilation.run.baseline import seed
+from service.compilation.run.built_program import build_only, record_step
 from service.compilation.run.observation import RungCase
-from service.compilation.run.program_run import build_only, record_step
-from service.compilation.run.reference import seed
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.caches import empty_caches
 from service.torch_internals.types import OpOverload
 
 _FAR = ("trivet", "_c10d_functional", "c10d", "fsdp")

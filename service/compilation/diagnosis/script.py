@@ -19,8 +19,8 @@ from torch import Tensor, fx
 
 from service.compilation.diagnosis import check
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError
+from service.compilation.instruments.caches import owned_folder
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.caches import owned_folder
 from service.jobs.spec.compile import Tolerance
 from service.torch_internals.table import internal_if_there
 

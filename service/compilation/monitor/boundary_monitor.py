@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from service.compilation.instruments.cudagraphs import graph_results
+from service.compilation.instruments.functions import EagerFunctions, FunctionCall, unobserved
+from service.compilation.instruments.marks import graphs_wait, heard_marks, in_backward
+from service.compilation.instruments.transfers import Transfers
 from service.compilation.monitor.results import ResultLifetimes
 from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, RetainedRead, StaleGradient, UnitCalls, Usage
-from service.compilation.torch_internals.cudagraphs import graph_results
-from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall, unobserved
-from service.compilation.torch_internals.marks import graphs_wait, heard_marks, in_backward
-from service.compilation.torch_internals.transfers import Transfers
 from service.parallel.boundary import CallSite, Origin, PendingBackwards, Shapes, StepBoundary, caller
 from service.parallel.boundary.holders import FOREIGN
 from service.parallel.boundary.lifetimes import CallCounter, CallResult, LiveResults, address_of, local

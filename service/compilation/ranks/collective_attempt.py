@@ -18,9 +18,9 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
+from service.compilation.instruments.text import first_line
 from service.compilation.program import Parts
 from service.compilation.ranks.group import gather
-from service.compilation.torch_internals.text import first_line
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Phase
 from service.parallel import distributed

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from service.compilation.evidence import CudaGraphs
+from service.compilation.instruments.profile import Profile
 from service.compilation.ladder import Result
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.observation import Cost, Observation
 from service.compilation.run.parity import Comparison
-from service.compilation.torch_internals.profile import Profile
 from service.parallel.boundary import HeldResult, Shapes
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from service.compilation.monitor.usage import Usage
+from service.compilation.run.baseline import Reference, Run, judged_beside, run
+from service.compilation.run.built_program import ProgramRun, build
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.program_run import ProgramRun, build
-from service.compilation.run.reference import Reference, Run, judged_beside, run
+from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key
-from service.compilation.run.state import Snapshot
 from service.jobs.spec.compile import Tolerance
 
 _KINDS = frozenset({"loss", "output", "gradient"})

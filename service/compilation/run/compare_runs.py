@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from service.compilation.run.baseline import Reference, Run
 from service.compilation.run.oracles import near
 from service.compilation.run.parity import NOTHING_FINITE, Comparison, Oracle, compare, compare_running_on, equal
-from service.compilation.run.reference import Reference, Run
 from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
+from service.compilation.instruments.caches import empty_caches, forget_compiled, take_machine_code
+from service.compilation.instruments.profile import Profile, RecordedProfile, record_profile
 from service.compilation.program import Program
+from service.compilation.run.built_program import ProgramRun, build
 from service.compilation.run.observation import RungCase, Timed
-from service.compilation.run.program_run import ProgramRun, build
 from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
-from service.compilation.torch_internals.caches import empty_caches, forget_compiled, take_machine_code
-from service.compilation.torch_internals.profile import Profile, RecordedProfile, record_profile
 from service.models.compiled import load_portable
 
 log = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from service.compilation.host_fault import raise_host_fault
+from service.compilation.instruments.switches import nothing_compiled
+from service.compilation.run.baseline import Reference
+from service.compilation.run.built_program import ProgramRun, build, record_step
 from service.compilation.run.parity import SETTINGS, scale_of
-from service.compilation.run.program_run import ProgramRun, build, record_step
-from service.compilation.run.reference import Reference
+from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key, spread
-from service.compilation.run.state import Snapshot
-from service.compilation.torch_internals.switches import nothing_compiled
 from service.jobs.spec.compile import Tolerance
 
 _JUDGED = frozenset({"loss", "output", "gradient"})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from service.compilation.run.reference import Reference
+from service.compilation.instruments.switches import eager_random_numbers
+from service.compilation.instruments.tf32 import full_float32
+from service.compilation.run.baseline import Reference
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.switches import eager_random_numbers
-from service.compilation.torch_internals.tf32 import full_float32
 
 
 def precision(reference: Reference) -> AbstractContextManager[None]:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from service.compilation.program import Program
+from service.compilation.run.baseline import Reference, Run, run
+from service.compilation.run.built_program import build
 from service.compilation.run.parity import SETTINGS, Comparison, noise_of
-from service.compilation.run.program_run import build
-from service.compilation.run.reference import Reference, Run, run
 from service.compilation.run.sampling import Key
 from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Phase

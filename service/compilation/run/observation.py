@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from service.compilation.evidence import CompilerEvidence
+from service.compilation.instruments.profile import Peak, Profile
 from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.audit import Audit
+from service.compilation.run.baseline import Reference, Run
 from service.compilation.run.parity import Comparison
-from service.compilation.run.reference import Reference, Run
 from service.compilation.run.timing import Race
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.profile import Peak, Profile
 from service.jobs.spec.compile import Phase
 
 

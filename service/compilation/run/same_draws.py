@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from service.compilation.run.built_program import StepRecord
 from service.compilation.run.parity import scale_of
-from service.compilation.run.program_run import StepRecord
 from service.compilation.run.sampling import Key
 
 _ROUNDING = 1e-5

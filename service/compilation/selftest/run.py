@@ -17,9 +17,9 @@ import torch
 
 from service import compilation, models, parallel
 from service.compilation.detectors import judge
+from service.compilation.run.baseline import run_reference
 from service.compilation.run.observation import Observation, RungCase
-from service.compilation.run.reference import run_reference
-from service.compilation.run.run_rung import RunPlan, rehearse_rung, run_rung_untimed
+from service.compilation.run.observe_rung import RunPlan, rehearse_rung, run_rung_untimed
 from service.compilation.rungs import REHEARSAL
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
 from service.jobs.atomic import atomic_write

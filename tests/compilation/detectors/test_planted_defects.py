@@ -20,9 +20,9 @@ from torch._dynamo.backends.common import aot_autograd
 
 from service.compilation.program.model import LEARNING_RATE, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
-from service.compilation.run.program_run import build
-from service.compilation.run.reference import run
-from service.compilation.run.state import state_of
+from service.compilation.run.baseline import run
+from service.compilation.run.built_program import build
+from service.compilation.run.recorded_run import state_of
 from service.compilation.rungs import LADDER, RUNGS, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.base import ParallelSpec

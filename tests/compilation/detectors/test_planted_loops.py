@@ -19,9 +19,9 @@ from torch import Tensor
 from service.compilation.ladder import Result
 from service.compilation.monitor.usage import Lifetimes
 from service.compilation.program import Step
+from service.compilation.run.baseline import run_reference
 from service.compilation.run.observation import RungCase
-from service.compilation.run.reference import run_reference
-from service.compilation.run.run_rung import plan_run, run_rung
+from service.compilation.run.observe_rung import plan_run, run_rung
 from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Tolerance
 from service.parallel.boundary import LiveResults, Origin, caller, holders

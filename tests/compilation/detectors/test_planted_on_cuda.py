@@ -9,9 +9,9 @@ from programs.registry import CLEAN, DEFECTS, Planted
 from set_aside import nothing_set_aside
 
 from service.compilation.detectors import judge
+from service.compilation.run.baseline import run_reference
 from service.compilation.run.observation import RungCase
-from service.compilation.run.reference import run_reference
-from service.compilation.run.run_rung import plan_run, run_rung_untimed
+from service.compilation.run.observe_rung import plan_run, run_rung_untimed
 from service.compilation.rungs import RUNGS
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Tolerance

@@ -8,9 +8,9 @@ from programs import sound
 
 from service.compilation.detectors import judge
 from service.compilation.program import Step
+from service.compilation.run.baseline import run_reference
 from service.compilation.run.observation import Observation, RungCase
-from service.compilation.run.reference import run_reference
-from service.compilation.run.run_rung import rehearse_rung
+from service.compilation.run.observe_rung import rehearse_rung
 from service.compilation.rungs import REHEARSAL
 from service.compilation.selftest.faults import (
     FEATURES,

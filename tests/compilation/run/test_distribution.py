@@ -16,10 +16,10 @@ from programs import drawing, sound
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 
+from service.compilation.run.built_program import ProgramRun, build, record_step
 from service.compilation.run.distribution import PLAN, _standing_out, slopes
-from service.compilation.run.program_run import ProgramRun, build, record_step
+from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key
-from service.compilation.run.state import Snapshot
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.compile import Tolerance

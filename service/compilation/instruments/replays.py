@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from service.compilation.torch_internals.functions import EagerFunctions
-from service.compilation.torch_internals.text import FRAME
-from service.compilation.torch_internals.transfers import Transfers, on_host, with_transfers
+from service.compilation.instruments.functions import EagerFunctions
+from service.compilation.instruments.text import FRAME
+from service.compilation.instruments.transfers import Transfers, on_host, with_transfers
 from service.parallel.boundary import CallSite
 from service.parallel.boundary.lifetimes import address_of, local
 from service.torch_internals.table import internal

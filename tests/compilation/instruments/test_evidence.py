@@ -17,16 +17,16 @@ from torch._inductor import cudagraph_utils
 
 from service.compilation.detectors import judge
 from service.compilation.evidence import CompilerEvidence, CudaGraphs, Reason
+from service.compilation.instruments import cudagraphs
+from service.compilation.instruments.cudagraphs import watched_captures
+from service.compilation.instruments.profile import Profile, record_profile
+from service.compilation.instruments.recorder import recorder
 from service.compilation.ladder import Result
 from service.compilation.monitor.usage import Usage
 from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import Cost, Observation, RungCase, Timed
 from service.compilation.run.timing import Race
 from service.compilation.rungs import LADDER, RUNGS
-from service.compilation.torch_internals import cudagraphs
-from service.compilation.torch_internals.cudagraphs import watched_captures
-from service.compilation.torch_internals.profile import Profile, record_profile
-from service.compilation.torch_internals.recorder import recorder
 
 CPU = torch.device("cpu")
 CASE = RungCase(RUNGS["reduce-overhead"], "inference")

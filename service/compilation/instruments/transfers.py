@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from service.compilation.torch_internals.functions import FunctionCall
+from service.compilation.instruments.functions import FunctionCall
 from service.parallel.boundary.lifetimes import address_of
 from service.torch_internals.table import internal
 

@@ -11,9 +11,9 @@ import torch
 import torch._inductor.config
 from torch._inductor import cpu_vec_isa
 
-from service.compilation.torch_internals import toolchain
-from service.compilation.torch_internals.caches import take_machine_code
-from service.compilation.torch_internals.toolchain import Toolchain, VectorProbes
+from service.compilation.instruments import toolchain
+from service.compilation.instruments.caches import take_machine_code
+from service.compilation.instruments.toolchain import Toolchain, VectorProbes
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="torch tries vector instructions of x86 alone")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall
-from service.compilation.torch_internals.transfers import Transfers
+from service.compilation.instruments.functions import EagerFunctions, FunctionCall
+from service.compilation.instruments.transfers import Transfers
 from service.parallel.boundary.lifetimes import address_of
 
 READING: list[Callable[[Tensor, Tensor], Any]] = [

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from service.compilation.instruments.backward import watched_backwards
 from service.compilation.program import Parts, Program, Step
 from service.compilation.run.sampling import Key, kept, local_part
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.backward import watched_backwards
 from service.jobs.spec.compile import Phase
 from service.models.compiled import apply_compile, compile_unit, compile_units
 from service.parallel.boundary import StepBoundary

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from service.compilation.run.program_run import ProgramRun, named_in
+from service.compilation.run.built_program import ProgramRun, named_in
 from service.compilation.run.sampling import Key, kept, local_part
 
 HOST = torch.device("cpu")

@@ -16,11 +16,11 @@ from itertools import groupby
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
-from service.compilation import lane_process
+from service.compilation import climber_process
+from service.compilation.climber_process import Climbed, Lane
 from service.compilation.forks import IS_SMALL, SIZE, STOP, UNKNOWN, ForkedProcess, Forks, innermost
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import GOES_ON, Result
-from service.compilation.lane_process import Climbed, Lane
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.rungs import Rung
 from service.compilation.time_share import ENDLESS, TimeShare, given_up
@@ -175,19 +175,19 @@ class _Climb:
         except (EOFError, OSError, pickle.UnpicklingError):
             self._ended(process)
             return
-        if word == lane_process.PREPARED:
+        if word == climber_process.PREPARED:
             if not self.has_told:
                 self.told(content)
             self.has_told = True
-        elif word == lane_process.TAKES:
+        elif word == climber_process.TAKES:
             process.left = list(content)
             process.alone = process.alone or len(content) == len(self.everything)
             self.watcher.begin(process.fork.pid, process.left)
-        elif word == lane_process.DOES:
+        elif word == climber_process.DOES:
             self.watcher.hear(process.fork.pid, content)
-        elif word == lane_process.BEGINS:
+        elif word == climber_process.BEGINS:
             process.running, process.began = content, time.monotonic()
-        elif word == lane_process.CLIMBED:
+        elif word == climber_process.CLIMBED:
             self._climbed(process, content)
         elif process.alone:
             raise content

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 
-from service.compilation.torch_internals.caches import empty_caches, forget_compiled
+from service.compilation.instruments.caches import empty_caches, forget_compiled
 from service.torch_internals.table import internal, internal_if_there, set_internal
 
 _WORKED = "built and loaded"

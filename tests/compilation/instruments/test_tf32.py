@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from service.compilation.run import reference
+from service.compilation.instruments import tf32
+from service.compilation.instruments.tf32 import InTf32
+from service.compilation.run import baseline
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals import tf32
-from service.compilation.torch_internals.tf32 import InTf32
 
 
 class Convolving(nn.Module):
@@ -65,7 +65,7 @@ def test_convolutions_may_lose_what_tf32_loses_where_it_is_allowed_and_no_more(
     ascend: Ascend, monkeypatch: pytest.MonkeyPatch, allowed: bool, mode: type[InTf32], verdict: str
 ) -> None:
     factors = tf32._CONVOLUTIONS if allowed else {}
-    monkeypatch.setattr(reference, "factors_that_may_lose_bits", lambda _: factors)
+    monkeypatch.setattr(baseline, "factors_that_may_lose_bits", lambda _: factors)
     (result,) = ascend(program(Convolving), [compiles_to(lambda: mode(tf32._CONVOLUTIONS))])
     assert result.verdict == verdict, result.findings
     assert result.observation is not None
@@ -94,7 +94,7 @@ def test_where_tf32_would_hide_errors_both_sides_run_without(
     def factors(_: torch.device) -> Any:
         return tf32._CONVOLUTIONS if torch.backends.cudnn.allow_tf32 else {}
 
-    monkeypatch.setattr(reference, "factors_that_may_lose_bits", factors)
+    monkeypatch.setattr(baseline, "factors_that_may_lose_bits", factors)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     (result,) = ascend(program(Cancelling), [compiles_to(mode)])
     assert result.verdict == verdict, result.findings

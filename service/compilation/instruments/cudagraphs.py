@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from service.compilation.evidence import CudaGraphs, Reason
-from service.compilation.torch_internals.text import first_line
+from service.compilation.instruments.text import first_line
 from service.torch_internals.table import internal
 
 _SKIPPING = re.compile(r"skipping cudagraphs? (?:due to|because)\s*", re.IGNORECASE)

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from service.compilation.host_fault import raise_host_fault
+from service.compilation.instruments.checkpoints import counted_checkpoints
+from service.compilation.instruments.profile import Peak, peak, reset_peak, used
+from service.compilation.instruments.text import first_line
+from service.compilation.instruments.tf32 import FactorsSeen, InTf32, factors_that_may_lose_bits, full_float32
 from service.compilation.monitor.uncompiled_calls import CallCounts, Calls, counted_calls
 from service.compilation.program import Program
+from service.compilation.run.built_program import ProgramRun, StepRecord, build, generator_state, record_step, units_of
 from service.compilation.run.oracles import all_of, drifts, judging, oracles_of, part
 from service.compilation.run.parity import SETTINGS, Oracle, comparable
-from service.compilation.run.program_run import ProgramRun, StepRecord, build, generator_state, record_step, units_of
+from service.compilation.run.recorded_run import HOST, Snapshot, size_of, state_of
 from service.compilation.run.same_draws import draw_alike
 from service.compilation.run.sampling import Key
-from service.compilation.run.state import HOST, Snapshot, size_of, state_of
-from service.compilation.torch_internals.checkpoints import counted_checkpoints
-from service.compilation.torch_internals.profile import Peak, peak, reset_peak, used
-from service.compilation.torch_internals.text import first_line
-from service.compilation.torch_internals.tf32 import FactorsSeen, InTf32, factors_that_may_lose_bits, full_float32
 from service.jobs.spec.compile import Phase
 
 _OTHER = 2**31 - 1

@@ -20,13 +20,13 @@ from ladder_runs import ascend, quick_plan
 from programs import clean
 
 from benchmarks.recording_reporter import RecordingReporter
-from service.compilation import entry, forks, job, lane_process
+from service.compilation import climber_process, entry, forks, job
 from service.compilation.activity import Activity
+from service.compilation.climber_process import Climbed, Prepared
+from service.compilation.climbers import climb_apart, in_lanes
 from service.compilation.forks import Forks, Seat
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import climb
-from service.compilation.lane_process import Climbed, Prepared
-from service.compilation.lanes import climb_apart, in_lanes
 from service.compilation.program import Parts, Program, Step
 from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import RungCase
@@ -261,7 +261,7 @@ class Telling(Ending):
 def test_a_large_program_is_climbed_by_fewer_processes(
     size: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_process, "_size_of", lambda program: size)
+    monkeypatch.setattr(climber_process, "_size_of", lambda program: size)
     program = Telling("train", 0, file=tmp_path / "processes")
     found, _ = climbed(prepared(program), [(case,) for lane in EACH_PHASE for case in lane])
     assert [each.result.verdict for each in found] == ["pass"] * 4
@@ -269,9 +269,9 @@ def test_a_large_program_is_climbed_by_fewer_processes(
 
 
 def test_a_small_program_is_known_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lane_process._size_of(clean.PERCEPTRON) == forks.IS_SMALL
-    monkeypatch.setattr(lane_process, "SMALL", 1)
-    assert lane_process._size_of(clean.PERCEPTRON) == forks.IS_LARGE  # no room is known on a CPU
+    assert climber_process._size_of(clean.PERCEPTRON) == forks.IS_SMALL
+    monkeypatch.setattr(climber_process, "SMALL", 1)
+    assert climber_process._size_of(clean.PERCEPTRON) == forks.IS_LARGE  # no room is known on a CPU
 
 
 def test_no_more_is_begun_once_the_job_is_to_stop() -> None:

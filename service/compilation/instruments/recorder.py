@@ -15,9 +15,9 @@ from unittest.mock import patch
 import torch
 
 from service.compilation.evidence import CompilerEvidence, GraphBreak, Reason, Recompile
+from service.compilation.instruments.cudagraphs import Captures, watched_captures
+from service.compilation.instruments.text import FRAME, first_line
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.cudagraphs import Captures, watched_captures
-from service.compilation.torch_internals.text import FRAME, first_line
 from service.torch_internals.table import internal
 
 _RECORDS_KEPT = 4096

@@ -13,10 +13,24 @@ from statistics import median
 
 from service.compilation.evidence import CompilerEvidence
 from service.compilation.host_fault import raise_host_fault
+from service.compilation.instruments.caches import (
+    empty_caches,
+    forget_compiled,
+    portable_cache,
+    take_machine_code,
+)
+from service.compilation.instruments.profile import peak, reset_peak, used
+from service.compilation.instruments.recorder import Recorder, recorder
+from service.compilation.instruments.replays import Replays
+from service.compilation.instruments.switches import own_random_numbers, silent_switches
+from service.compilation.instruments.text import first_line
+from service.compilation.instruments.toolchain import own_cache
 from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monitored
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
 from service.compilation.run.audit import Audit, audit, names_of, unseen_in
+from service.compilation.run.baseline import Reference, Run, follow, seed
+from service.compilation.run.built_program import ProgramRun, StepRecord, build, record_step
 from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
 from service.compilation.run.cost import pace, warm_seconds
 from service.compilation.run.distribution import PLAN, differs_in_distribution
@@ -24,31 +38,17 @@ from service.compilation.run.draws import draws_like_eager, precision, random_nu
 from service.compilation.run.kinks import are_kinks, doubtful, drew_otherwise, jumps, own_limit
 from service.compilation.run.observation import Cost, Observation, RungCase, training_outcome
 from service.compilation.run.parity import Comparison
-from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step
-from service.compilation.run.reference import Reference, Run, follow, seed
-from service.compilation.run.state import Snapshot
+from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import Rung
 from service.compilation.time_share import ENDLESS, GivenUpError, TimeShare, given_up
-from service.compilation.torch_internals.caches import (
-    empty_caches,
-    forget_compiled,
-    portable_cache,
-    take_machine_code,
-)
-from service.compilation.torch_internals.profile import peak, reset_peak, used
-from service.compilation.torch_internals.recorder import Recorder, recorder
-from service.compilation.torch_internals.replays import Replays
-from service.compilation.torch_internals.switches import own_random_numbers, silent_switches
-from service.compilation.torch_internals.text import first_line
-from service.compilation.torch_internals.toolchain import own_cache
 from service.jobs.spec.compile import Tolerance
 
 _BRIEF = 6
 """How much shorter a race that decides nothing is, and each of its blocks."""
 _REDRAWN = "other random numbers, of the same distribution"
 _KINK = "the other side of a kink"
-_INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
+_INTERNALS = str(Path(__file__).parents[1] / "instruments")
 
 
 def _tell_nobody(name: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from programs import sound
 
 from service.compilation.program import Parts, Step
-from service.compilation.run.program_run import build
+from service.compilation.run.built_program import build
 from service.parallel.boundary import StepBoundary
 
 
