@@ -18,13 +18,14 @@ import torch.distributed as dist
 
 from service.compilation.activity import Activity
 from service.compilation.climber_process import Climbed, Lane, Prepared
-from service.compilation.climbers import climb_apart, in_lanes
+from service.compilation.climbers import climb_apart
 from service.compilation.diagnosis import Diagnosis, diagnose
 from service.compilation.forks import RAISED, ForkedProcess, Forks, Seat
 from service.compilation.host_fault import HostFaultError
 from service.compilation.instruments.caches import clear_abandoned
 from service.compilation.instruments.toolchain import Toolchain, own_cache
 from service.compilation.ladder import Result, climb, warm_toolchain
+from service.compilation.plans import plans
 from service.compilation.program import Program
 from service.compilation.program.target import Subject, target_of
 from service.compilation.ranks.collective_attempt import GroupLostError
@@ -201,9 +202,9 @@ def _climbed_apart(
         context.report.phase("first rung")
         prepared.append(about)
 
-    lanes = in_lanes(rungs, spec.phases, len(os.sched_getaffinity(0)))
+    planned = plans(rungs, spec.phases, len(os.sched_getaffinity(0)))
     activity = Activity(context.report, len(rungs) * len(spec.phases))
-    climbed = climb_apart(forks, lanes, context.should_stop, hear, watcher=activity, share=share)
+    climbed = climb_apart(forks, planned, context.should_stop, hear, watcher=activity, share=share)
     results = list(_told(context, climbed, activity))
     if not prepared:
         raise HostFaultError("no process of the check came to its first rung")

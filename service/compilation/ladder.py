@@ -148,6 +148,7 @@ def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCa
     if reference is None or problem:
         return lambda case, _: Observation(case, error=problem)
     known = replace(reference, unused=_unused(program, reference))
+    torch.cuda.empty_cache()  # what float64 took, other processes on the device may need
     return lambda case, limited: _looked_at(program, case, known, limited)
 
 

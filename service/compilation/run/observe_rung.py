@@ -44,8 +44,8 @@ from service.compilation.rungs import Rung
 from service.compilation.time_share import ENDLESS, GivenUpError, TimeShare, given_up
 from service.jobs.spec.compile import Tolerance
 
-_BRIEF = 6
-"""How much shorter a race that decides nothing is, and each of its blocks."""
+_BRIEF, _FEWEST_BRIEF = 6, 2
+"""How much shorter a race that decides nothing is, and each of its blocks; and its fewest rounds."""
 _REDRAWN = "other random numbers, of the same distribution"
 _KINK = "the other side of a kink"
 _INTERNALS = str(Path(__file__).parents[1] / "instruments")
@@ -77,7 +77,10 @@ class RunPlan:
 
     def race_of(self, rung: Rung) -> RaceSettings:
         """Return the length of the race: a rung that generates no code is no faster, and its pace decides nothing."""
-        brief = replace(self.race, block_s=self.race.block_s / _BRIEF, budget_s=self.race.budget_s / _BRIEF)
+        race = self.race
+        brief = replace(
+            race, block_s=race.block_s / _BRIEF, budget_s=race.budget_s / _BRIEF, fewest_rounds=_FEWEST_BRIEF
+        )
         return self.race if rung.generates_code else brief
 
 
