@@ -88,6 +88,7 @@ class Lane:
 
 def _room(device: torch.device) -> int:
     """Return the free bytes of the device's memory; 0 for a CPU's, which is not counted."""
+    torch.cuda.empty_cache()  # measuring the program took some
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
