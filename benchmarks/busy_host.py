@@ -1,10 +1,10 @@
 """Measures what a host that is full of CPU jobs leaves to the service, to urgent jobs and to a GPU training.
 
 Starts ``trivet up`` with a CPU slot for each core. First nothing else runs: status reads over 16 connections and lists
-of 50 over 6; urgent CPU jobs, one after the other; and, if there is a GPU, a training of a transformer on it. Then small
-CPU jobs of priority -100 are submitted, so many that all slots are busy and ``--waiting`` more wait until the end, and
-all is measured again. *First line* is the first word of a rank, counted from the moment at which an ended job freed a
-slot (idle: from the submission).
+of 50 over 6; urgent CPU jobs, one after the other; and, if there is a GPU, a training of a transformer on it. Then
+small CPU jobs of priority -100 are submitted, so many that all slots are busy and ``--waiting`` more wait until the
+end, and all is measured again. *First line* is the first word of a rank, counted from the moment at which an ended job
+freed a slot (idle: from the submission).
 
 With ``--unweighed`` a full host is measured before as well, in a service without the weights and limits of threads by
 which CPU jobs make way: ``TRIVET_CPU_NICENESS=0``, and ranks with as many threads as there are cores.
