@@ -21,7 +21,7 @@ from programs import storing
 from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.ladder import Result, climb
-from service.compilation.run.observe_rung import plan_run
+from service.compilation.run.run_plan import plan_run
 from service.compilation.rungs import RUNGS
 from service.jobs.spec.compile import Tolerance
 

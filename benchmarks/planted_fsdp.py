@@ -24,7 +24,7 @@ from programs.sharded import Sharded, blocks, sequential
 
 from service.compilation.ladder import Result, climb
 from service.compilation.ranks.group import slowest
-from service.compilation.run.observe_rung import plan_run
+from service.compilation.run.run_plan import plan_run
 from service.compilation.rungs import LADDER, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.compile import Phase, Tolerance

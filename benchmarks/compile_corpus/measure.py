@@ -16,7 +16,7 @@ from benchmarks.compile_corpus.programs import CorpusProgram, Entry
 from service.compilation.instruments.toolchain import Toolchain
 from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.program import Step
-from service.compilation.run.observe_rung import plan_run
+from service.compilation.run.run_plan import plan_run
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import LADDER, RUNGS, Rung
 from service.parallel.boundary import StepBoundary

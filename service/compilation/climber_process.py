@@ -16,7 +16,7 @@ from service.compilation.forks import IS_LARGE, IS_MEDIUM, IS_SMALL, SIZE, STOP,
 from service.compilation.ladder import Result, climb
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase
-from service.compilation.run.observe_rung import RunPlan
+from service.compilation.run.run_plan import RunPlan
 from service.jobs.stopwatch import Stopwatch
 
 SMALL = 1 << 28

@@ -33,7 +33,7 @@ from service.compilation.report.publishing import REPORT, gate, highest_safe, un
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import causes, summary
 from service.compilation.run.observation import RungCase
-from service.compilation.run.observe_rung import RunPlan, plan_run
+from service.compilation.run.run_plan import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.time_share import TimeShare

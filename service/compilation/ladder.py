@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from service.compilation.detectors import judge
-from service.compilation.host_fault import HostFaultError, raise_host_fault
+from service.compilation.host_fault import HostFaultError, describe, fault_of_program, raise_host_fault
 from service.compilation.instruments.caches import empty_caches
 from service.compilation.instruments.text import first_line
 from service.compilation.instruments.toolchain import Toolchain
 from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import GroupLostError, Separable, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
-from service.compilation.run.baseline import Reference, run_reference, seed
-from service.compilation.run.built_program import ProgramRun, build, record_step
-from service.compilation.run.draws import draws_like_eager, precision
+from service.compilation.run.baseline import Baseline, make_baseline
+from service.compilation.run.built_program import BuiltProgram, build, record_step
 from service.compilation.run.observation import Observation, RungCase
-from service.compilation.run.observe_rung import RunPlan, describe, rehearse_rung, run_rung
-from service.compilation.run.parity import noise_of, scale_of
+from service.compilation.run.observe_rung import observe_rung, rehearse_rung
+from service.compilation.run.oracles import noise_of, scale_of
+from service.compilation.run.run_plan import RunPlan
 from service.compilation.run.sampling import Key, local_part
 from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.verdicts import Finding, Verdict, worst
@@ -141,18 +141,18 @@ def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCa
     """Return the function that observes a rung of this phase; a model that does not even run uncompiled fails every
     one.
 
-    If the reference failed on any rank, none may enter the collectives of a run.
+    If the baseline failed on any rank, none may enter the collectives of a run.
     """
-    reference, problem = collective_attempt(lambda: _reference(program, phase, plan), itemgetter(1))
+    baseline, problem = collective_attempt(lambda: _uncompiled(program, phase, plan), itemgetter(1))
     problem = next((each for each in gather(problem) if each), "")
-    if reference is None or problem:
+    if baseline is None or problem:
         return lambda case, _: Observation(case, error=problem)
-    known = replace(reference, unused=_unused(program, reference))
+    known = replace(baseline, unused=_unused(program, baseline))
     return lambda case, limited: _looked_at(program, case, known, limited)
 
 
 def _without_influence(
-    program: Program, reference: Reference, names: Collection[str], on_any: Callable[[bool], bool]
+    program: Program, baseline: Baseline, names: Collection[str], on_any: Callable[[bool], bool]
 ) -> frozenset[str]:
     """Return those of ``names``, parameters without a gradient in any iteration of training, that affect no
     loss and no gradient of another parameter.
@@ -160,14 +160,14 @@ def _without_influence(
     Each is moved, uncompiled, and nothing must change. Ranks do it together, with the same names; ``on_any`` returns
     whether a condition of this rank holds on any rank.
     """
-    search = _Halving(build(program, "train"), reference, on_any)
+    search = _Halving(build(program, "train"), baseline, on_any)
     return frozenset(names) - search.influential(sorted(names))
 
 
 @dataclass
 class _Halving:
-    program_run: ProgramRun
-    reference: Reference
+    built: BuiltProgram
+    baseline: Baseline
     on_any: Callable[[bool], bool]
     trials: int = field(default=0, init=False)
 
@@ -188,18 +188,17 @@ class _Halving:
     def _moves(self, group: Sequence[str]) -> bool:
         """Return whether any result changes with these parameters moved, on any rank."""
         self.trials += 1
-        program_run, eager = self.program_run.restarted(), self.reference.eager
+        built, eager = self.built.restarted(), self.baseline.eager
         moved = False
-        for iteration in range(len(eager.records)):
-            eager.starts[iteration % len(eager.starts)].restore(program_run)
-            _move({name: program_run.trainable[name] for name in group if name in program_run.trainable})
-            seed(iteration)
-            tensors = record_step(program_run).tensors
+        for iteration in range(self.baseline.iterations):
+            eager.starts[iteration % len(eager.starts)].restore(built)
+            _move({name: built.trainable[name] for name in group if name in built.trainable})
+            tensors = record_step(built, iteration).tensors
             moved = moved or any(self._differs(key, iteration, value) for key, value in tensors.items())
         return self.on_any(moved)
 
     def _differs(self, key: Key, iteration: int, value: Tensor) -> bool:
-        oracle = self.reference.oracles[iteration].get(key)
+        oracle = self.baseline.oracles[iteration].get(key)
         if not key[0].startswith(("loss", "gradient")):
             return False
         return oracle is None or noise_of(oracle.eager, value).rms > _BEYOND * oracle.noise.rms
@@ -215,35 +214,34 @@ def _move(parameters: dict[str, Tensor]) -> None:
             own.add_(_MOVED * (scale_of(own) or 1.0) * noise)
 
 
-def _unused(program: Program, reference: Reference) -> frozenset[str]:
+def _unused(program: Program, baseline: Baseline) -> frozenset[str]:
     """Return the parameters without a gradient that affect no loss; none if that cannot be found out."""
-    missing = frozenset[str]().union(*gather(reference.eager.missing))
+    missing = frozenset[str]().union(*gather(baseline.eager.missing))
     if not missing:
         return missing
 
     def looked_for() -> tuple[frozenset[str], str]:
         try:
-            with precision(reference):
-                return _without_influence(program, reference, missing, any_rank), ""
+            with baseline.precision():
+                return _without_influence(program, baseline, missing, any_rank), ""
         except Exception as error:
-            raise_host_fault(error)
-            return frozenset(), describe(error)
+            return frozenset(), fault_of_program(error)
 
     found, problem = collective_attempt(looked_for, itemgetter(1))
     return frozenset() if any(gather(problem)) else found
 
 
-def _looked_at(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
+def _looked_at(program: Program, case: RungCase, baseline: Baseline, plan: RunPlan) -> Observation:
     if case.rung.rehearses:
-        return collective_attempt(lambda: rehearse_rung(program, case, reference, plan), _ERROR)
+        return collective_attempt(lambda: rehearse_rung(program, case, baseline, plan), _ERROR)
     problem = _local_trial(program, case)
     if problem:
         return Observation(case, error=problem)
-    seen = collective_attempt(lambda: run_rung(program, case, reference, plan), _ERROR)
+    seen = collective_attempt(lambda: observe_rung(program, case, baseline, plan), _ERROR)
     refused = next((each for each in gather(seen.error) if each), "")
-    if not (refused and case.rung.generates_code and any_rank(draws_like_eager(case.rung, reference))):
+    if not (refused and case.rung.generates_code and any_rank(baseline.draws_like_eager(case.rung))):
         return seen
-    return collective_attempt(lambda: run_rung(program, case, reference, plan, refused), _ERROR)
+    return collective_attempt(lambda: observe_rung(program, case, baseline, plan, refused), _ERROR)
 
 
 def _local_trial(program: Program, case: RungCase) -> str:
@@ -261,21 +259,20 @@ def _local_trial(program: Program, case: RungCase) -> str:
 def _problem(program: Program, separable: Separable, case: RungCase) -> str:
     with empty_caches():
         try:
-            program_run = build(program, case.phase, case.rung)
-            separable.alone(program_run.parts, program_run.boundary, case.phase)
+            built = build(program, case.phase, case.rung)
+            separable.alone(built.parts, built.boundary, case.phase)
         except Exception as error:
             raise_host_fault(error)
             return f"{type(error).__name__}: {first_line(str(error))}"
     return ""
 
 
-def _reference(program: Program, phase: Phase, plan: RunPlan) -> tuple[Reference | None, str]:
+def _uncompiled(program: Program, phase: Phase, plan: RunPlan) -> tuple[Baseline | None, str]:
     """Return the uncompiled runs, or their error."""
     try:
-        return run_reference(program, phase, plan.iterations, any_rank, plan.tells), ""
+        return make_baseline(program, phase, plan.iterations, any_rank, plan.tells), ""
     except Exception as error:
-        raise_host_fault(error)
-        return None, f"the uncompiled model does not run: {describe(error)}"
+        return None, f"the uncompiled model does not run: {fault_of_program(error)}"
 
 
 def _judged(observation: Observation) -> Result:

@@ -60,8 +60,8 @@ def climb_all(models: list[dict[str, Any]], folder: str) -> Any:
     from service.parallel import distributed
 
     kept: list[Any] = []
-    original = ladder.run_rung
-    ladder.run_rung = lambda *given: kept.append(original(*given)) or kept[-1]  # type: ignore[func-returns-value]
+    original = ladder.observe_rung
+    ladder.observe_rung = lambda *given: kept.append(original(*given)) or kept[-1]  # type: ignore[func-returns-value]
     changes = {"modes": ["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]}
     results = []
     for index, model in enumerate(models):

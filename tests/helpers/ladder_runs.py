@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from service.compilation.ladder import Result, climb
 from service.compilation.program import Program
-from service.compilation.run.observe_rung import RunPlan, plan_run
+from service.compilation.run.run_plan import RunPlan, plan_run
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import LADDER, Rung
 from service.jobs.spec.compile import Phase, Tolerance

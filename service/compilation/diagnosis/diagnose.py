@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,18 +17,19 @@ from service.compilation.diagnosis.check import difference
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimised
 from service.compilation.diagnosis.script import bisect, write
 from service.compilation.diagnosis.script import run as run_script
+from service.compilation.host_fault import describe
 from service.compilation.instruments.caches import empty_caches
 from service.compilation.instruments.trace import traced
 from service.compilation.ladder import Result
 from service.compilation.program import Program
 from service.compilation.ranks.collective_attempt import Separable, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
-from service.compilation.run.baseline import Reference, run, run_reference
+from service.compilation.run.baseline import Baseline, make_baseline
 from service.compilation.run.built_program import build, build_only
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.draws import precision, random_numbers
 from service.compilation.run.observation import RungCase
-from service.compilation.run.observe_rung import RunPlan, describe
+from service.compilation.run.recorded_run import record_run
+from service.compilation.run.run_plan import RunPlan
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
 from service.models.compiled import as_compiled
@@ -87,14 +87,14 @@ def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -
     if result.verdict not in _ISOLATED or isinstance(program, Separable):
         return None
     try:
-        reference = run_reference(program, case.phase, plan.iterations, any_rank)
+        baseline = make_baseline(program, case.phase, plan.iterations, any_rank)
         problem = ""
     except Exception as error:
-        reference, problem = None, describe(error)
-    if any(gather(problem)) or reference is None:
+        baseline, problem = None, describe(error)
+    if any(gather(problem)) or baseline is None:
         return None
     folder = artifacts / "diagnosis" / f"{case.phase}-{case.rung.name}"
-    search = _ModuleSearch(program, case, reference, plan, time.monotonic() + SEARCH_S)
+    search = _ModuleSearch(program, case, baseline, plan, time.monotonic() + SEARCH_S)
     with traced(folder / "trace"):
         unit = search.smallest()
     fault = search.faults.get(unit or "", result.findings[0].message if result.findings else "")
@@ -155,20 +155,13 @@ def _fails(rung: Rung, tolerance: Tolerance, captured: Captured) -> bool:
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
-@contextmanager
-def _as_judged(rung: Rung, reference: Reference) -> Iterator[None]:
-    """Run within like the reference, with the same random draws."""
-    with precision(reference), random_numbers(rung, reference):
-        yield
-
-
 @dataclass
 class _ModuleSearch:
     """Tries single modules, the same on every rank, until ``deadline`` (of ``time.monotonic``)."""
 
     program: Program
     case: RungCase
-    reference: Reference
+    baseline: Baseline
     plan: RunPlan
     deadline: float
     trials: int = 0
@@ -201,13 +194,13 @@ class _ModuleSearch:
         return bool(fault)
 
     def _fault(self, unit: str) -> str:
-        with empty_caches(), _as_judged(self.case.rung, self.reference):
+        with empty_caches(), self.baseline.precision(), self.baseline.random_numbers(self.case.rung):
             try:
-                program_run = build_only(self.program, self.case.phase, self.case.rung, unit)
-                seen = run(program_run, self.plan.iterations, self.reference.eager.starts)
+                built = build_only(self.program, self.case.phase, self.case.rung, unit)
+                seen = record_run(built, self.plan.iterations, self.baseline.eager.starts)
             except Exception as error:
                 return describe(error)
-        for each in compare_runs(seen, self.reference, self.plan.tolerance):
+        for each in compare_runs(seen, self.baseline, self.plan.tolerance):
             if not each.passed:
                 return f"{each.kind} {each.name}, iteration {each.iteration}: off by {each.max_abs:.3g}"
         return ""

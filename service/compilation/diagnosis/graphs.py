@@ -12,7 +12,6 @@ from torch.nn import Parameter
 
 from service.compilation.instruments.caches import empty_caches
 from service.compilation.program import Program
-from service.compilation.run.baseline import seed
 from service.compilation.run.built_program import build_only, record_step
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import Rung
@@ -54,9 +53,8 @@ def capture(program: Program, case: RungCase, unit: str) -> list[Captured]:
         return run
 
     with empty_caches():
-        program_run = build_only(program, case.phase, Rung("capture", backend), unit)
-        seed(0)
-        record_step(program_run)
+        built = build_only(program, case.phase, Rung("capture", backend), unit)
+        record_step(built, 0)
     for each in found:
         check_alone(each)
     return found

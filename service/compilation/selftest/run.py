@@ -17,9 +17,10 @@ import torch
 
 from service import compilation, models, parallel
 from service.compilation.detectors import judge
-from service.compilation.run.baseline import run_reference
+from service.compilation.run.baseline import make_baseline
 from service.compilation.run.observation import Observation, RungCase
-from service.compilation.run.observe_rung import RunPlan, rehearse_rung, run_rung_untimed
+from service.compilation.run.observe_rung import observe_rung_untimed, rehearse_rung
+from service.compilation.run.run_plan import RunPlan
 from service.compilation.rungs import REHEARSAL
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
 from service.jobs.atomic import atomic_write
@@ -83,8 +84,8 @@ def _silence() -> Proof:
 
 
 def _seen(program: FaultyProgram, case: RungCase) -> Observation:
-    reference = run_reference(program, case.phase, PLAN.iterations)
-    return (rehearse_rung if case.rung.rehearses else run_rung_untimed)(program, case, reference, PLAN)
+    baseline = make_baseline(program, case.phase, PLAN.iterations)
+    return (rehearse_rung if case.rung.rehearses else observe_rung_untimed)(program, case, baseline, PLAN)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from service.compilation.diagnosis import Diagnosis, Reproduction, diagnose
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, check_alone, minimised
 from service.compilation.diagnosis.script import ScriptOutcome, bisect, run, write
 from service.compilation.report.summary import causes
-from service.compilation.run.observe_rung import plan_run
+from service.compilation.run.run_plan import plan_run
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
 
