@@ -1,4 +1,4 @@
-"""Runs the process of a lane: prepares the program, climbs its rungs, and reports each."""
+"""Climbs a part of the ladder in a process of its own: prepares the program, climbs its rungs, and reports each."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import torch
 
 from service.compilation.forks import IS_LARGE, IS_MEDIUM, IS_SMALL, SIZE, STOP, UNKNOWN, Seat
-from service.compilation.ladder import Result, climb
+from service.compilation.judgement import Result
+from service.compilation.ladder import climb
+from service.compilation.prepare import Prepared
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase
-from service.compilation.run.run_plan import RunPlan
 from service.jobs.stopwatch import Stopwatch
 
 SMALL = 1 << 28
@@ -31,40 +31,34 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A process's preparations for its first rung; ``about`` goes to the process that started it."""
-
-    program: Program
-    plan: RunPlan
-    about: Any
-
-
-@dataclass(frozen=True)
 class Climbed:
-    """The result of a rung, and its start and end in Unix seconds; ``None`` if it did not run. ``stacks``: those of
-    its process, if it was given up.
-    """
+    """The result of a rung, and how it came about."""
 
     result: Result
     ran: tuple[float, float] | None = None
+    """Its start and end in Unix seconds; ``None`` if it did not run."""
     stacks: str = ""
+    """Those of its process, if it was given up."""
 
 
 @dataclass(frozen=True)
-class Lane:
-    """The rungs of a process. Of a program of medium size the first process of a phase climbs that whole,
-    ``of_phase``, and of a large one the first of all climbs ``everything``; the others leave it to them.
-    """
+class ClimbTask:
+    """The rungs that one process climbs, which depend on the size of the program."""
 
     cases: tuple[RungCase, ...]
+    """Those of a small program, of which several processes may hold a copy."""
     of_phase: tuple[RungCase, ...] = ()
+    """Those of a program of medium size: the first process of a phase climbs all of that, and the others nothing."""
     everything: tuple[RungCase, ...] = ()
+    """Those of a large program: the first process of all climbs everything."""
 
     def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
         """Climb, and report."""
         prepared = prepare()
         seat.tell(PREPARED, prepared.about)
-        plan = replace(prepared.plan, alone=lambda: _alone(seat.races), tells=lambda name: seat.tell(DOES, name))
+        plan = replace(
+            prepared.plan, alone=lambda: _measuring_alone(seat.races), tells=lambda name: seat.tell(DOES, name)
+        )
         for phase, cases in groupby(self._cases(prepared.program, seat), lambda case: case.phase):
             watch = Stopwatch()
             rungs = [case.rung for case in cases]
@@ -91,7 +85,7 @@ class Lane:
 
 
 def _size_of(program: Program) -> int:
-    """Return whether a process for each lane, one for each phase, or only one may hold the program."""
+    """Return whether a process for each part, one for each phase, or only one may hold the program."""
     size = _bytes_of(program)
     if size <= SMALL:
         return IS_SMALL
@@ -100,7 +94,7 @@ def _size_of(program: Program) -> int:
 
 
 @contextlib.contextmanager
-def _alone(races: int) -> Iterator[None]:
+def _measuring_alone(races: int) -> Iterator[None]:
     """Keep other processes from measuring meanwhile."""
     fcntl.lockf(races, fcntl.LOCK_EX)
     try:

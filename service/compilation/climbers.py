@@ -17,10 +17,11 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from service.compilation import climber_process
-from service.compilation.climber_process import Climbed, Lane
+from service.compilation.climber_process import Climbed, ClimbTask
 from service.compilation.forks import IS_SMALL, SIZE, STOP, UNKNOWN, ForkedProcess, Forks, innermost
 from service.compilation.host_fault import HostFaultError
-from service.compilation.ladder import GOES_ON, Result
+from service.compilation.judgement import Result
+from service.compilation.ladder import GOES_ON
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.rungs import Rung
 from service.compilation.time_share import ENDLESS, TimeShare, given_up
@@ -31,49 +32,49 @@ _POLL_S = 0.1
 _OUT_OF_MEMORY = "OutOfMemoryError"
 
 
-def in_lanes(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> list[tuple[RungCase, ...]]:
+def divide_ladder(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> list[tuple[RungCase, ...]]:
     """Return the cases of each process: all; those of a phase; or, of each phase, each rung that generates code by
     itself and the others together. Each process has two ``cores`` or more.
     """
     cases = [RungCase(rung, phase) for phase in phases for rung in rungs]
-    finest = [tuple(group) for _, group in groupby(cases, lambda case: (case.phase, _own_lane(case.rung)))]
+    finest = [tuple(group) for _, group in groupby(cases, lambda case: (case.phase, _own_part(case.rung)))]
     by_phase = [tuple(group) for _, group in groupby(cases, lambda case: case.phase)]
-    return next((lanes for lanes in (finest, by_phase) if 2 * len(lanes) <= cores), [tuple(cases)])
+    return next((parts for parts in (finest, by_phase) if 2 * len(parts) <= cores), [tuple(cases)])
 
 
-def _own_lane(rung: Rung) -> str:
+def _own_part(rung: Rung) -> str:
     return rung.name if rung.generates_code else ""
 
 
 class Watcher(Protocol):
-    """Sees what the processes of the lanes do."""
+    """Sees what the processes do."""
 
-    def begin(self, lane: int, cases: Sequence[RungCase]) -> None:
+    def begin(self, process: int, cases: Sequence[RungCase]) -> None:
         """See a process begin with its cases."""
 
-    def hear(self, lane: int, doing: str) -> None:
+    def hear(self, process: int, doing: str) -> None:
         """See a process begin a run."""
 
-    def end(self, lane: int) -> None:
+    def end(self, process: int) -> None:
         """See the end of a process."""
 
 
 def climb_apart(
     forks: Forks,
-    lanes: Sequence[Sequence[RungCase]],
+    parts: Sequence[Sequence[RungCase]],
     should_stop: Callable[[], bool],
     told: Callable[[Any], None],
     *,
     watcher: Watcher,
     share: TimeShare = ENDLESS,
 ) -> Iterator[Climbed]:
-    """Yield the results of all ``lanes`` in their order, like :func:`service.compilation.ladder.climb`.
+    """Yield the results of all ``parts`` in their order, like :func:`service.compilation.ladder.climb`.
 
-    Each lane is the task of one of the ``forks``; ``told`` is called once with the preparations, ``watcher`` with what
+    Each part is climbed by one of the ``forks``; ``told`` is called once with the preparations, ``watcher`` with what
     each process does. A process whose rung takes longer than its ``share`` is killed. Raises the error of a process
     that was the only one.
     """
-    with _Climb(forks, lanes, should_stop, told, watcher, share) as under_way:
+    with _ClimbInProcesses(forks, parts, should_stop, told, watcher, share) as under_way:
         blocked: dict[Phase, str] = {}
         for case in under_way.everything:
             if case.phase in blocked:
@@ -88,21 +89,25 @@ def climb_apart(
 
 @dataclass
 class _Climber:
-    """A process, its remaining cases, its current rung, and when that, or the uncompiled program, has begun.
-    ``alone``: no other runs beside it.
-    """
+    """A process that climbs."""
 
     fork: ForkedProcess
     left: list[RungCase]
+    """Its remaining cases."""
     alone: bool
+    """Whether no other climbs beside it."""
     running: RungCase | None = None
+    """Its current rung; ``None`` while the uncompiled program runs."""
     began: float = field(default_factory=time.monotonic)
+    """When that, or the uncompiled program, has begun."""
 
 
 @dataclass
-class _Climb:
+class _ClimbInProcesses:
+    """The processes of a climb, and the results that they have sent."""
+
     forks: Forks
-    lanes: Sequence[Sequence[RungCase]]
+    parts: Sequence[Sequence[RungCase]]
     should_stop: Callable[[], bool]
     told: Callable[[Any], None]
     watcher: Watcher
@@ -110,20 +115,20 @@ class _Climb:
     processes: list[_Climber] = field(default_factory=list)
     again: list[RungCase] = field(default_factory=list)
     found: dict[RungCase, Climbed] = field(default_factory=dict)
-    has_told: bool = False
+    is_prepared: bool = False
 
     @property
     def everything(self) -> tuple[RungCase, ...]:
-        return tuple(case for lane in self.lanes for case in lane)
+        return tuple(case for part in self.parts for case in part)
 
-    def __enter__(self) -> _Climb:
-        alone, shared = len(self.lanes) == 1, self.forks.shared
+    def __enter__(self) -> _ClimbInProcesses:
+        alone, shared = len(self.parts) == 1, self.forks.shared
         shared[SIZE], shared[STOP] = IS_SMALL if alone else UNKNOWN, self.should_stop()
         seen: set[Phase] = set()
-        for cases in self.lanes:
+        for cases in self.parts:
             firsts = {case.phase for case in cases} - seen
             of_phase = tuple(case for case in self.everything if case.phase in firsts)
-            self._start(Lane(tuple(cases), of_phase, () if seen else self.everything), alone=alone)
+            self._start(ClimbTask(tuple(cases), of_phase, () if seen else self.everything), alone=alone)
             seen |= firsts
         return self
 
@@ -137,7 +142,7 @@ class _Climb:
             self.forks.shared[STOP] = self.should_stop()
             if not self.processes:
                 rest = self._rest(case)
-                self._start(Lane(rest, rest, rest), alone=True)
+                self._start(ClimbTask(rest, rest, rest), alone=True)
             ready = wait([process.fork.told for process in self.processes], _POLL_S)
             for process in [process for process in self.processes if process.fork.told in ready]:
                 self._hear(process)
@@ -161,24 +166,24 @@ class _Climb:
         self.again = []
         return rest
 
-    def _start(self, lane: Lane, *, alone: bool) -> None:
+    def _start(self, task: ClimbTask, *, alone: bool) -> None:
         try:
-            fork = self.forks.take(lane)
+            fork = self.forks.take(task)
         except (IndexError, OSError) as error:
             raise HostFaultError("no process is left to climb the rest") from error
-        self.processes.append(_Climber(fork, list(lane.cases), alone))
-        self.watcher.begin(fork.pid, lane.cases)
+        self.processes.append(_Climber(fork, list(task.cases), alone))
+        self.watcher.begin(fork.pid, task.cases)
 
     def _hear(self, process: _Climber) -> None:
         try:
             word, content = process.fork.told.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
-            self._ended(process)
+            self._report_crash(process)
             return
         if word == climber_process.PREPARED:
-            if not self.has_told:
+            if not self.is_prepared:
                 self.told(content)
-            self.has_told = True
+            self.is_prepared = True
         elif word == climber_process.TAKES:
             process.left = list(content)
             process.alone = process.alone or len(content) == len(self.everything)
@@ -188,13 +193,13 @@ class _Climb:
         elif word == climber_process.BEGINS:
             process.running, process.began = content, time.monotonic()
         elif word == climber_process.CLIMBED:
-            self._climbed(process, content)
+            self._take_result(process, content)
         elif process.alone:
             raise content
         else:
             self._try_again(process)
 
-    def _climbed(self, process: _Climber, climbed: Climbed) -> None:
+    def _take_result(self, process: _Climber, climbed: Climbed) -> None:
         observation = climbed.result.observation
         if observation and _OUT_OF_MEMORY in observation.error and not process.alone:
             self._try_again(process)
@@ -222,7 +227,7 @@ class _Climb:
         self.again += process.left
         self._kill(process)
 
-    def _ended(self, process: _Climber) -> None:
+    def _report_crash(self, process: _Climber) -> None:
         """Report the rung at which a process crashed, and let another continue with the later phases."""
         self._let_go(process)
         code = process.fork.wait()

@@ -22,11 +22,12 @@ from programs import clean
 from benchmarks.recording_reporter import RecordingReporter
 from service.compilation import climber_process, entry, forks, job
 from service.compilation.activity import Activity
-from service.compilation.climber_process import Climbed, Prepared
-from service.compilation.climbers import climb_apart, in_lanes
+from service.compilation.climber_process import Climbed
+from service.compilation.climbers import climb_apart, divide_ladder
 from service.compilation.forks import Forks, Seat
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import climb
+from service.compilation.prepare import Prepared
 from service.compilation.program import Parts, Program, Step
 from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import RungCase
@@ -40,7 +41,7 @@ from workers.forks import threads
 
 LOW = LADDER[:2]
 PHASES: tuple[Phase, Phase] = ("train", "inference")
-EACH_PHASE = in_lanes(LOW, PHASES, cores=4)
+EACH_PHASE = divide_ladder(LOW, PHASES, cores=4)
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +92,7 @@ def climbed(
     stop: bool = False,
     share: TimeShare = ENDLESS,
 ) -> tuple[list[Climbed], list[int]]:
-    """Return what came of the lanes, and the process that was the first to be ready."""
+    """Return what came of the processes, and the process that was the first to be ready."""
     told: list[int] = []
 
     def serve(seat: Seat) -> None:
@@ -105,14 +106,14 @@ def climbed(
         processes.end()
 
 
-def test_lanes_are_as_many_as_there_are_two_cores_for_each() -> None:
-    assert [len(in_lanes(LADDER, PHASES, cores)) for cores in (1, 3, 4, 11, 12, 64)] == [1, 1, 2, 2, 6, 6]
-    names = [[case.rung.name for case in lane] for lane in in_lanes(LADDER, ("train",), 6)]
+def test_processes_are_as_many_as_there_are_two_cores_for_each() -> None:
+    assert [len(divide_ladder(LADDER, PHASES, cores)) for cores in (1, 3, 4, 11, 12, 64)] == [1, 1, 2, 2, 6, 6]
+    names = [[case.rung.name for case in part] for part in divide_ladder(LADDER, ("train",), 6)]
     assert names == [["eager", "aot_eager", "aot_eager_decomp_partition"], ["inductor"], ["reduce-overhead"]]
 
 
-def test_lanes_come_to_what_one_process_comes_to() -> None:
-    found, told = climbed(prepared(), [*EACH_PHASE[:1], *in_lanes(LADDER[-1:], PHASES[1:], 1)])
+def test_processes_come_to_what_one_process_comes_to() -> None:
+    found, told = climbed(prepared(), [*EACH_PHASE[:1], *divide_ladder(LADDER[-1:], PHASES[1:], 1)])
     alone = [*ascend(clean.PERCEPTRON), *ascend(clean.PERCEPTRON, LADDER[-1:], PHASES[1:])]
     timeless = {"compile_s", "step_ms", "eager_step_ms", "ratio", "noisy", "profile", "eager_profile", "cache_bytes"}
     rows = [[rung_row(result).items() for result in results] for results in ([each.result for each in found], alone)]
@@ -123,7 +124,7 @@ def test_lanes_come_to_what_one_process_comes_to() -> None:
     assert told[0] != os.getpid()
 
 
-@pytest.mark.parametrize("planned", [EACH_PHASE, in_lanes(LOW, PHASES, 1)], ids=["a phase each", "one for all"])
+@pytest.mark.parametrize("planned", [EACH_PHASE, divide_ladder(LOW, PHASES, 1)], ids=["a phase each", "one for all"])
 def test_a_crash_is_told_of_its_rung_and_the_other_phase_goes_on(planned: list[tuple[RungCase, ...]]) -> None:
     found, _ = climbed(prepared(Ending("train", signal.SIGSEGV)), planned)
     verdicts = {(each.result.case.phase, each.result.case.rung.name): each.result.verdict for each in found}
@@ -177,7 +178,7 @@ class UntilItHangs(TimeShare):
 def test_a_rung_that_hangs_is_given_up_with_its_stacks_and_the_ladder_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "hangs"
     program, share = Hanging("train", 0, file=file), UntilItHangs(file=file)
-    found, _ = climbed(prepared(program), in_lanes(LOW, PHASES, 1), share=share)
+    found, _ = climbed(prepared(program), divide_ladder(LOW, PHASES, 1), share=share)
     assert [each.result.verdict for each in found] == ["timeout", "pass", "pass", "pass"]
     (finding,) = found[0].result.findings
     assert re.fullmatch(
@@ -202,14 +203,14 @@ class Progressing(NullReporter):
         self.last = event
 
 
-def test_what_the_lanes_do_is_told_with_the_time_until_the_slowest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_processes_do_is_told_with_the_time_until_the_slowest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     reporter = Progressing()
     seen = Activity(reporter, 4)
-    for lane, cases in enumerate(EACH_PHASE):
-        seen.begin(lane, cases)
-        seen.hear(lane, f"{cases[0].phase}: eager PyTorch")
+    for process, cases in enumerate(EACH_PHASE):
+        seen.begin(process, cases)
+        seen.hear(process, f"{cases[0].phase}: eager PyTorch")
     assert "left_s" not in reporter.last
     now = 10.0
     seen.hear(0, "train: float64")
@@ -263,7 +264,7 @@ def test_a_large_program_is_climbed_by_fewer_processes(
 ) -> None:
     monkeypatch.setattr(climber_process, "_size_of", lambda program: size)
     program = Telling("train", 0, file=tmp_path / "processes")
-    found, _ = climbed(prepared(program), [(case,) for lane in EACH_PHASE for case in lane])
+    found, _ = climbed(prepared(program), [(case,) for part in EACH_PHASE for case in part])
     assert [each.result.verdict for each in found] == ["pass"] * 4
     assert len(set(program.file.read_text().split())) == processes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,9 @@ from service.compilation.diagnosis.script import run as run_script
 from service.compilation.host_fault import describe
 from service.compilation.instruments.caches import empty_caches
 from service.compilation.instruments.trace import traced
-from service.compilation.ladder import Result
+from service.compilation.judgement import Result
 from service.compilation.program import Program
-from service.compilation.ranks.collective_attempt import Separable, collective_attempt
-from service.compilation.ranks.group import any_rank, gather
+from service.compilation.ranks.group import GroupLostError, Separable, any_rank, collective_attempt, gather
 from service.compilation.run.baseline import Baseline, make_baseline
 from service.compilation.run.built_program import build, build_only
 from service.compilation.run.compare_runs import compare_runs
@@ -31,7 +30,9 @@ from service.compilation.run.observation import RungCase
 from service.compilation.run.recorded_run import record_run
 from service.compilation.run.run_plan import RunPlan
 from service.compilation.rungs import Rung
+from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Tolerance
+from service.jobs.stopwatch import Stopwatch
 from service.models.compiled import as_compiled
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,25 @@ class Diagnosis:
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def diagnose_all(context: RunContext, program: Program, failed: Sequence[Result], plan: RunPlan) -> Iterator[Diagnosis]:
+    """Diagnose each of ``failed``, unless the job was asked to stop."""
+    for result in failed:
+        if any(gather(context.should_stop())):
+            continue
+        watch = Stopwatch()
+        if context.rank == 0:
+            context.report.log(f"{result.case.name}: looking for the failing module")
+        try:
+            found = diagnose(program, result, plan, context.paths.artifacts)
+        except GroupLostError as error:
+            context.report.log(f"the diagnosis of {result.case.name} ended early: {error}")
+            return
+        if found is not None:
+            if context.rank == 0:
+                context.report.span(f"{found.phase}/{found.rung}/diagnosis", watch.began, watch.now, found.row())
+            yield found
 
 
 def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -> Diagnosis | None:
@@ -187,8 +207,8 @@ class _ModuleSearch:
             self.ended = True
             return False
         self.trials += 1
-        own = collective_attempt(lambda: self._fault(unit), str)
-        fault = next((each for each in gather(own) if each), "")
+        _, problems = collective_attempt(lambda: self._fault(unit), str)
+        fault = next((each for each in problems if each), "")
         if fault:
             self.faults[unit] = fault
         return bool(fault)

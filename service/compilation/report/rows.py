@@ -9,7 +9,7 @@ from typing import Any
 
 from service.compilation.evidence import CudaGraphs
 from service.compilation.instruments.profile import Profile
-from service.compilation.ladder import Result
+from service.compilation.judgement import Result
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.observation import Cost, Observation
 from service.compilation.run.parity import Comparison

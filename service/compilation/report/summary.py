@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis, Reproduction
-from service.compilation.ladder import Result
+from service.compilation.judgement import Result
 from service.compilation.run.notes import names_of
 from service.compilation.verdicts import Verdict
 from service.jobs.spec.compile import Phase

@@ -16,7 +16,7 @@ from programs.registry import CLEAN, DEFECTS, Planted
 from set_aside import nothing_set_aside
 from torch import Tensor
 
-from service.compilation.ladder import Result
+from service.compilation.judgement import Result
 from service.compilation.monitor.usage import Lifetimes
 from service.compilation.program import Step
 from service.compilation.run.baseline import make_baseline

@@ -21,8 +21,8 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     """A job whose second rung has a compiler that crashes on rank ``bad``; what it returned, and after how long."""
     import torch.distributed as dist
 
-    from service.compilation import job, ladder, rungs
-    from service.compilation.ranks import collective_attempt
+    from service.compilation import job, phase_observer, rungs
+    from service.compilation.ranks import group
     from service.compilation.selftest import backends
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
@@ -30,8 +30,8 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     from service.parallel import distributed
 
     job.plan_run = quick_plan
-    limits = collective_attempt.WaitLimits(failed_s=3.0)
-    ladder.collective_attempt = partial(collective_attempt.collective_attempt, limits=limits)
+    limits = group.WaitLimits(failed_s=3.0)
+    phase_observer.collective_attempt = partial(group.collective_attempt, limits=limits)
     job.self_test = tuple  # type: ignore[assignment]  # has tests of its own, and takes its time
     distributed.start("cpu")
     rank = dist.get_rank()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.compilation.ladder import Result
+from service.compilation.judgement import Result
 from service.compilation.report.publishing import break_even_steps, gate, highest_safe, unproved
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import summary
