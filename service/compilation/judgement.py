@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from service.compilation.detectors import judge
@@ -29,45 +30,64 @@ class Result:
     """What stood in for CUDA graphs that do not apply."""
 
 
-def judge_rung(observation: Observation) -> Result:
-    """Return the result of a rung, the same verdict and findings on every rank.
+@dataclass(frozen=True)
+class _Seen:
+    """What one rank tells the others of its observation."""
 
-    It is not applicable if all its faults come from a limit of this rung alone, on every rank.
+    findings: tuple[Finding, ...]
+    error: str
+    finite: frozenset[str]
+    """The kinds of results with a finite number that was compared."""
+    compared: frozenset[str]
+    """The kinds of results that were compared."""
+    own_limit: str
+    differs: bool
+    """Whether any comparison failed."""
+
+    @staticmethod
+    def of(observation: Observation) -> _Seen:
+        return _Seen(
+            judge(observation),
+            observation.error,
+            observation.kinds,
+            frozenset(each.kind for each in observation.comparisons),
+            observation.own_limit,
+            any(not each.passed for each in observation.comparisons),
+        )
+
+
+def judge_rung(observation: Observation) -> Result:
+    """Return the result of a rung, with the same verdict and findings on every rank.
+
+    It is not applicable if all its faults come from a limit of this rung alone, on every rank that has any.
     """
-    result = _judge_on_all(observation)
-    limits = gather(observation.own_limit)
-    if result.verdict != "fail_parity" or any(each.verdict != "fail_parity" for each in result.findings):
+    if observation.given_up:  # on all ranks or none
+        return Result(observation.case, "timeout", (Finding("timeout", observation.given_up),))
+    ranks: list[_Seen] = gather(_Seen.of(observation))
+    findings = _merge([(*each.findings, *_nothing_compared(ranks)) for each in ranks])
+    result = Result(observation.case, worst(each.verdict for each in findings), findings, observation)
+    limits = [each.own_limit for each in ranks if each.differs]
+    if {each.verdict for each in findings} != {"fail_parity"} or not limits or not all(limits):
         return result
-    wrong = gather(any(not each.passed for each in observation.comparisons))
-    if not all(limit for limit, is_wrong in zip(limits, wrong, strict=True) if is_wrong):
-        return result
-    reason = next(limit for limit in limits if limit)
-    return replace(result, verdict="not_applicable", findings=(Finding("not_applicable", reason), *result.findings))
+    return replace(result, verdict="not_applicable", findings=(Finding("not_applicable", limits[0]), *findings))
 
 
 def judge_rehearsal(observation: Observation, case: RungCase, program: Program) -> Result:
     """Judge a rehearsal of CUDA graphs without a CUDA device, which shows some of their faults."""
     message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
-    rehearsed = _judge_on_all(observation)
+    rehearsed = judge_rung(observation)
     found = (replace(each, message=f"rehearsed without CUDA: {each.message}") for each in rehearsed.findings)
     findings = (Finding("not_applicable", message), *found)
     return Result(case, "not_applicable", findings, rehearsal=rehearsed.observation)
 
 
-def _judge_on_all(observation: Observation) -> Result:
-    if observation.given_up:
-        return Result(observation.case, "timeout", (Finding("timeout", observation.given_up),))
-    findings = _merge(gather((*judge(observation), *_nothing_compared(observation))))
-    return Result(observation.case, worst(finding.verdict for finding in findings), findings, observation)
-
-
-def _nothing_compared(observation: Observation) -> tuple[Finding, ...]:
+def _nothing_compared(ranks: Sequence[_Seen]) -> tuple[Finding, ...]:
     """Return a finding if the ranks' agreement rests on no results at all, or on none of the gradients. Some
     ranks of a pipeline have no results, so no rank can tell alone.
     """
-    seen = gather((observation.error, observation.kinds, frozenset(each.kind for each in observation.comparisons)))
-    finite, found = (frozenset[str]().union(*(each[index] for each in seen)) for index in (1, 2))
-    if any(error for error, _, _ in seen) or (finite & RESULTS and GRADIENT not in found - finite):
+    finite = frozenset[str]().union(*(each.finite for each in ranks))
+    compared = frozenset[str]().union(*(each.compared for each in ranks))
+    if any(each.error for each in ranks) or (finite & RESULTS and GRADIENT not in compared - finite):
         return ()
     nothing = GRADIENT if finite & RESULTS else "loss, output or gradient"
     return (Finding("vacuous", f"no {nothing} with a finite number in it was compared with eager's"),)

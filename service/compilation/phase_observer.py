@@ -15,7 +15,7 @@ from service.compilation.run.baseline import Baseline, make_baseline
 from service.compilation.run.built_program import build
 from service.compilation.run.influence import without_influence
 from service.compilation.run.observation import Observation, RungCase
-from service.compilation.run.observe_rung import observe_rung, rehearse_rung
+from service.compilation.run.observe_rung import observe_rung
 from service.compilation.run.run_plan import RunPlan
 from service.jobs.spec.compile import Phase
 
@@ -46,8 +46,6 @@ class PhaseObserver:
         if self.baseline is None:
             return Observation(case, error=self.problem)
         program, baseline = self.program, self.baseline
-        if case.rung.rehearses:
-            return collective_attempt(lambda: rehearse_rung(program, case, baseline, plan), _ERROR)[0]
         if problem := _local_problems(program, case):
             return Observation(case, error=problem)
         seen, problems = collective_attempt(lambda: observe_rung(program, case, baseline, plan), _ERROR)
@@ -88,7 +86,7 @@ def _local_problems(program: Program, case: RungCase) -> str:
 
     Nothing is tried for a program that every rank runs whole: a fault of the compiler then shows on all of them.
     """
-    if not isinstance(program, Separable):
+    if case.rung.rehearses or not isinstance(program, Separable):
         return ""
     _, problems = collective_attempt(lambda: _local_problem(program, program, case), str)
     return "; ".join(f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem)

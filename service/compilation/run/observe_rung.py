@@ -44,6 +44,8 @@ def observe_rung(program: Program, case: RungCase, baseline: Baseline, plan: Run
     while a process of its own costs an import of PyTorch. This cannot undo global state set by the program
     itself, nor a crash of the compiler, which ends the process.
     """
+    if case.rung.rehearses:
+        return rehearse_rung(program, case, baseline, plan)
     kept = own_cache() if case.rung.generates_code else None
     with (
         empty_caches() as folder,
