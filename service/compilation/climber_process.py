@@ -38,7 +38,7 @@ class Climbed:
     ran: tuple[float, float] | None = None
     """Its start and end in Unix seconds; ``None`` if it did not run."""
     stacks: str = ""
-    """Those of its process, if it was given up."""
+    """The stacks of its process, if it was given up."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class ClimbTask:
     """The rungs that one process climbs, which depend on the size of the program."""
 
     cases: tuple[RungCase, ...]
-    """Those of a small program, of which several processes may hold a copy."""
+    """What it climbs of a small program, of which several processes may hold a copy."""
     of_phase: tuple[RungCase, ...] = ()
-    """Those of a program of medium size: the first process of a phase climbs all of that, and the others nothing."""
+    """What it climbs of a medium one: the first process of a phase climbs the whole phase, the others nothing."""
     everything: tuple[RungCase, ...] = ()
-    """Those of a large program: the first process of all climbs everything."""
+    """What it climbs of a large one: the first process of all climbs everything."""
 
     def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
         """Climb, and report."""

@@ -141,7 +141,7 @@ class _ClimbInProcesses:
         while case not in self.found:
             self.forks.shared[STOP] = self.should_stop()
             if not self.processes:
-                rest = self._rest(case)
+                rest = self._take_rest(case)
                 self._start(ClimbTask(rest, rest, rest), alone=True)
             ready = wait([process.fork.told for process in self.processes], _POLL_S)
             for process in [process for process in self.processes if process.fork.told in ready]:
@@ -158,7 +158,7 @@ class _ClimbInProcesses:
                 self._kill(process)
         self.again = [case for case in self.again if case.phase != phase]
 
-    def _rest(self, case: RungCase) -> tuple[RungCase, ...]:
+    def _take_rest(self, case: RungCase) -> tuple[RungCase, ...]:
         """Return the cases that one process climbs alone, in order."""
         rest = tuple(each for each in self.everything if each in self.again)
         if not rest:
@@ -236,12 +236,12 @@ class _ClimbInProcesses:
         number = -code
         if number <= 0 or number in {signal.SIGKILL, signal.SIGTERM}:
             if process.alone:
-                raise HostFaultError(f"a process of the check was ended from outside ({_name(number)})")
+                raise HostFaultError(f"a process of the check was ended from outside ({_signal_name(number)})")
             self.again += process.left
             return
         case = process.left[0]
         what = "compiled" if process.running == case else "uncompiled"
-        error = f"the {what} program crashes with {_name(number)} at {case.rung.name}"
+        error = f"the {what} program crashes with {_signal_name(number)} at {case.rung.name}"
         seen = Observation(case, error=error, crashed=True)
         self.found[case] = Climbed(Result(case, "fail_error", (Finding("fail_error", error),), seen))
         if others := [each for each in process.left if each.phase != case.phase]:
@@ -258,7 +258,7 @@ class _ClimbInProcesses:
         shared[SIZE] = shared[SIZE] or IS_SMALL  # its reader may be gone
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -40,7 +40,7 @@ def raise_host_fault(error: BaseException) -> None:
     compiles = any(isinstance(each, _backend_failed()) for each in causes)  # it opens no file of the program
     cause = next((each for each in causes if _is_of_host(each) or (compiles and isinstance(each, OSError))), None)
     if cause is not None:
-        raise HostFaultError(f"the check could not be made on this host: {_described(cause)}") from error
+        raise HostFaultError(f"the check could not be made on this host: {_describe_cause(cause)}") from error
 
 
 def fault_of_program(error: Exception) -> str:
@@ -62,7 +62,7 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(str(error))}{place}"
 
 
-def _described(cause: BaseException) -> str:
+def _describe_cause(cause: BaseException) -> str:
     text = str(cause)
     words = _WORDS.search(text)
     line = text[text.rfind("\n", 0, words.start()) + 1 :] if words else text
@@ -90,7 +90,7 @@ def _is_of_host(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, TorchInternalMissing, internal("torch._inductor.exc.InvalidCxxCompiler"))):
         return True
     # The text of a program's own error proves nothing; only one that repeats another's text does.
-    return _tells_of_another(error) and bool(_WORDS.search(str(error)))
+    return _repeats_another(error) and bool(_WORDS.search(str(error)))
 
 
 def _backend_failed() -> type[Exception]:
@@ -98,7 +98,7 @@ def _backend_failed() -> type[Exception]:
     return found
 
 
-def _tells_of_another(error: BaseException) -> bool:
+def _repeats_another(error: BaseException) -> bool:
     """Return whether ``error`` repeats the message of a compiler, an allocator or another process."""
     if isinstance(error, _backend_failed()):
         return False

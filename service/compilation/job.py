@@ -67,7 +67,7 @@ def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> d
     publish_report(context, report, diagnoses)
     return {
         **{name: report[name] for name in ("gate", "summary", "verdicts")},
-        "completed": _completed(context, found.results),
+        "completed": _count_completed(context, found.results),
     }
 
 
@@ -89,7 +89,7 @@ def _climb_here(
     if any(rung.generates_code for rung in rungs):
         toolchain.begin()
     target = target_of(spec, context, device)
-    report.log(_begun(spec, context, rungs, target.subject))
+    report.log(_describe_beginning(spec, context, rungs, target.subject))
     context.report.phase("preparing")
     proved = _prove(context, toolchain.cache) if context.rank == 0 else None  # headers are prepared meanwhile
     toolchain_s = start_toolchain(toolchain, rungs)
@@ -98,7 +98,7 @@ def _climb_here(
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
     plan = replace(plan, share=share, tells=partial(activity.hear, 0))
     context.report.phase("first rung")
-    climbed = _timed(climb(target.program, rungs, spec.phases, plan, context.should_stop))
+    climbed = _time_results(climb(target.program, rungs, spec.phases, plan, context.should_stop))
     results = list(activity.report_results(climbed))
     found = Climb(target.subject, toolchain_s, results, proved)
     return found, Prepared(target.program, plan, target.subject)
@@ -114,7 +114,7 @@ def _climb_apart(
     prepared: list[tuple[Subject, float | None]] = []
 
     def hear(about: tuple[Subject, float | None]) -> None:
-        context.report.log(_begun(spec, context, rungs, about[0]))
+        context.report.log(_describe_beginning(spec, context, rungs, about[0]))
         context.report.phase("first rung")
         prepared.append(about)
 
@@ -125,12 +125,12 @@ def _climb_apart(
     if not prepared:
         raise HostFaultError("no process of the check came to its first rung")
     subject, toolchain_s = prepared[0]
-    proved = SelfTest(()) if context.should_stop() else _proved_by(proving)
+    proved = SelfTest(()) if context.should_stop() else _receive_proofs(proving)
     proving.end()
     return Climb(subject, toolchain_s, results, proved)
 
 
-def _proved_by(proving: ForkedProcess) -> SelfTest:
+def _receive_proofs(proving: ForkedProcess) -> SelfTest:
     try:
         word, content = proving.told.recv()
     except (EOFError, OSError) as error:
@@ -148,7 +148,7 @@ def _prove(context: RunContext, cache: Path | None) -> SelfTest:
     return kept_or_run(self_test, cache, context.device_type)
 
 
-def _begun(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], subject: Subject) -> str:
+def _describe_beginning(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], subject: Subject) -> str:
     """Return a line of the log with the checked program, its layout, and the highest rung."""
     about = subject.about.get("model") or subject.about["program"]
     name, phases = about.get("family") or about["name"], " and ".join(spec.phases)
@@ -156,7 +156,7 @@ def _begun(spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], subj
     return f"{name}: {phases}, {len(rungs)} rungs up to {rungs[-1].name}, {layout}"
 
 
-def _timed(results: Iterator[Result]) -> Iterator[Climbed]:
+def _time_results(results: Iterator[Result]) -> Iterator[Climbed]:
     """Yield the results, each with the time that it took."""
     watch = Stopwatch()
     for result in results:
@@ -180,7 +180,7 @@ def _diagnose(
     return list(diagnose_all(context, prepared.program, to_explain, prepared.plan))
 
 
-def _completed(context: RunContext, results: list[Result]) -> Completion:
+def _count_completed(context: RunContext, results: list[Result]) -> Completion:
     """Return how many rungs were judged, or not reached because of the program.
 
     A job that was asked to stop lacks at least one: its self-test and diagnoses may be missing too.

@@ -21,9 +21,9 @@ class Result:
 
     case: RungCase
     verdict: Verdict
-    """That of all ranks."""
+    """The verdict of all ranks."""
     findings: tuple[Finding, ...]
-    """Those of all ranks; why the rung was not reached, or does not apply; objections to CUDA graphs that do not."""
+    """The findings of all ranks; for a rung that was not reached or does not apply, why not."""
     observation: Observation | None = None
     """This rank's own; ``None`` for a rung that was not reached or does not apply."""
     rehearsal: Observation | None = None
@@ -99,10 +99,10 @@ def _merge(per_rank: list[tuple[Finding, ...]]) -> tuple[Finding, ...]:
     for rank, findings in enumerate(per_rank):
         for finding in findings:
             merged.setdefault(finding, []).append(rank)
-    return tuple(_attributed(finding, ranks, len(per_rank)) for finding, ranks in merged.items())
+    return tuple(_attribute_to_ranks(finding, ranks, len(per_rank)) for finding, ranks in merged.items())
 
 
-def _attributed(finding: Finding, ranks: list[int], world: int) -> Finding:
+def _attribute_to_ranks(finding: Finding, ranks: list[int], world: int) -> Finding:
     if len(ranks) == world:
         return finding
     return Finding(finding.verdict, f"rank {', '.join(map(str, ranks))}: {finding.message}")

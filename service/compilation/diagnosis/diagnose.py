@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from service.compilation.diagnosis.check import difference
-from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimised
+from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimise
 from service.compilation.diagnosis.script import bisect, write
 from service.compilation.diagnosis.script import run as run_script
 from service.compilation.host_fault import describe
@@ -136,12 +136,12 @@ def _reproduction(search: _ModuleSearch, unit: str, folder: Path) -> Reproductio
         graphs, problem = [], describe(error)
     found = Reproduction(said=problem or "another rank's graph cannot be run alone")
     if not any(gather(problem)) and (not dist.is_initialized() or dist.get_rank() == 0):
-        found = _alone(graphs, search, folder, about)
+        found = _reproduce_alone(graphs, search, folder, about)
     gather(None)
     return found
 
 
-def _alone(graphs: list[Captured], search: _ModuleSearch, folder: Path, about: str) -> Reproduction:
+def _reproduce_alone(graphs: list[Captured], search: _ModuleSearch, folder: Path, about: str) -> Reproduction:
     """Return the first graph that fails alone, reduced, as a script that has been tried."""
     rung, tolerance = search.case.rung, search.plan.tolerance
     fails = partial(_fails, rung, tolerance)
@@ -149,7 +149,7 @@ def _alone(graphs: list[Captured], search: _ModuleSearch, folder: Path, about: s
     if failing is None:
         return Reproduction(said="its graphs, each alone and with the inputs of the first step, do not fail")
     try:
-        small = minimised(failing, fails, search.deadline)
+        small = minimise(failing, fails, search.deadline)
         search.ended |= time.monotonic() > search.deadline
         script = write(small, rung, tolerance, about.replace('"""', "'''").replace("\\", "/"), folder)
     except UnsuitableError as error:
@@ -229,12 +229,12 @@ class _ModuleSearch:
         """Yield the modules within that are called themselves: those in a container stand for it."""
         name, _, path = unit.partition(".")
         module = build(self.program, self.case.phase).parts.modules[name].get_submodule(path)
-        yield from (f"{unit}.{child}" for child in _called(module))
+        yield from (f"{unit}.{child}" for child in _called_modules(module))
 
 
-def _called(module: nn.Module) -> Iterator[str]:
+def _called_modules(module: nn.Module) -> Iterator[str]:
     for name, child in module.named_children():
         if isinstance(child, _CONTAINERS):
-            yield from (f"{name}.{inner}" for inner in _called(child))
+            yield from (f"{name}.{inner}" for inner in _called_modules(child))
         else:
             yield name

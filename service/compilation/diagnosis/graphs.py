@@ -47,7 +47,7 @@ def capture(program: Program, case: RungCase, unit: str) -> list[Captured]:
     def backend(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
             if all(each.graph is not graph for each in found):
-                found.append(Captured(graph, tuple(map(_kept, inputs))))
+                found.append(Captured(graph, tuple(map(_copy_value, inputs))))
             return graph.forward(*inputs)
 
         return run
@@ -72,7 +72,7 @@ def check_alone(captured: Captured) -> None:
             raise UnsuitableError(f"its graph holds {node.target}, which needs the program's group")
 
 
-def minimised(captured: Captured, fails: _Fails, deadline: float) -> Captured:
+def minimise(captured: Captured, fails: _Fails, deadline: float) -> Captured:
     """Return the smallest run of operators that ``fails`` like the whole, found by two bisections.
 
     Values computed before that run become its inputs. At ``deadline`` (of ``time.monotonic``) the smallest so far is
@@ -115,7 +115,7 @@ class _Values(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        self.seen[n] = _kept(value)
+        self.seen[n] = _copy_value(value)
         return value
 
 
@@ -140,5 +140,5 @@ def _body(graph: fx.GraphModule) -> list[fx.Node]:
     return [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
 
 
-def _kept(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value

@@ -93,7 +93,7 @@ def collective_attempt(
         result = run()
         return result, [problem(result)]
     group_attempt = _GroupAttempt.of_all(limits)
-    with _freed(group_attempt):
+    with _abort_waits_once_left(group_attempt):
         result = run()
     try:
         group_attempt.tell(problem(result))
@@ -162,7 +162,7 @@ class _GroupAttempt:
 
 
 @contextmanager
-def _freed(group_attempt: _GroupAttempt) -> Iterator[None]:
+def _abort_waits_once_left(group_attempt: _GroupAttempt) -> Iterator[None]:
     """Abort, within, this rank's waits over NCCL as soon as another rank has left."""
     if not distributed.can_abort():
         yield

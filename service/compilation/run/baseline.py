@@ -16,7 +16,7 @@ from torch import Tensor
 
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.instruments.checkpoints import counted_checkpoints
-from service.compilation.instruments.profile import Peak, peak, reset_peak, used
+from service.compilation.instruments.profile import Peak, allocated_bytes, peak, reset_peak
 from service.compilation.instruments.switches import eager_random_numbers
 from service.compilation.instruments.text import first_line
 from service.compilation.instruments.tf32 import FactorsSeen, InTf32, factors_that_may_lose_bits, full_float32
@@ -136,18 +136,18 @@ class _UncompiledRuns:
         """Make all runs, and compare them."""
         self.tells(f"{self.phase}: eager PyTorch")
         with counted_checkpoints() as checkpoints:
-            eager, calls = self._first()
+            eager, calls = self._record_first()
         self.tells(f"{self.phase}: eager PyTorch again")
-        again, memory = self._again(eager)
-        redrawn = self._redrawn() if self.on_any(eager.random) else None
+        again, memory = self._record_again(eager)
+        redrawn = self._record_redrawn() if self.on_any(eager.random) else None
         self.tells(f"{self.phase}: float64")
         factors = factors_that_may_lose_bits(self.program.device)
         with FactorsSeen(factors) if factors else nullcontext() as seen:
-            truth, note = self._truth(eager)
+            truth, note = self._record_truth(eager)
         multiplies = bool(factors) and (truth is None or bool(seen and seen.calls))
         if truth is not None and redrawn is not None and not _draw_alike(eager.records[0], truth.records[0], redrawn):
             truth, note = None, "float64 draws other random numbers"
-        tf32 = self._in_tf32(eager, factors) if multiplies else None
+        tf32 = self._record_tf32(eager, factors) if multiplies else None
         self.tells(f"{self.phase}: comparing the uncompiled runs")
         found = self._baseline(eager, again, truth, tf32, calls)
         return replace(found, truth_note=note, peak=memory, recomputes=bool(checkpoints))
@@ -181,31 +181,31 @@ class _UncompiledRuns:
             rounds_to_tf32=tf32 is not None,
         )
 
-    def _first(self) -> tuple[RecordedRun, CallCounts]:
+    def _record_first(self) -> tuple[RecordedRun, CallCounts]:
         """Record the run whose states all others start from, and count its calls."""
         built = build(self.program, self.phase)
         with counted_calls(units_of(built.parts)) as calls:
             keeping = states_to_keep(built, self.iterations, self.on_any)
             return record_run(built, self.iterations, keeping=keeping), calls
 
-    def _again(self, eager: RecordedRun) -> tuple[RecordedRun, Peak | None]:
+    def _record_again(self, eager: RecordedRun) -> tuple[RecordedRun, Peak | None]:
         """Record the run once more: its distance from the first is noise, and its memory that of eager."""
-        besides = used(self.program.device)
+        besides = allocated_bytes(self.program.device)
         reset_peak(self.program.device)
-        again = self._from_the_same(eager)
+        again = self._record_from(eager)
         return again, peak(self.program.device, besides)
 
-    def _from_the_same(self, eager: RecordedRun, dtype: torch.dtype = torch.float32) -> RecordedRun:
+    def _record_from(self, eager: RecordedRun, dtype: torch.dtype = torch.float32) -> RecordedRun:
         return record_uncompiled(self.program, self.phase, self.iterations, eager.starts, dtype)
 
-    def _redrawn(self) -> StepRecord:
+    def _record_redrawn(self) -> StepRecord:
         """Return the first iteration with other random numbers."""
         return record_step(build(self.program, self.phase), _OTHER_SEED)
 
-    def _truth(self, eager: RecordedRun) -> tuple[RecordedRun | None, str]:
+    def _record_truth(self, eager: RecordedRun) -> tuple[RecordedRun | None, str]:
         """Return the float64 run, or why eager cannot be measured against one."""
         try:
-            truth = self._from_the_same(eager, torch.float64)
+            truth = self._record_from(eager, torch.float64)
         except Exception as error:  # any error by which a program refuses it
             raise_host_fault(error)
             what = ": ".join(each for each in (type(error).__name__, first_line(str(error))) if each)
@@ -218,7 +218,7 @@ class _UncompiledRuns:
                     return None, f"{what} (random draws differ?)"
         return truth, ""
 
-    def _in_tf32(
+    def _record_tf32(
         self, eager: RecordedRun, factors: Mapping[str, tuple[int, ...]]
     ) -> tuple[RecordedRun, RecordedRun] | None:
         """Return eager in full float32, and with factors rounded to TF32; ``None`` if that rounds nothing.
@@ -227,11 +227,11 @@ class _UncompiledRuns:
         may get the other one.
         """
         with InTf32(factors) as mode:
-            found = self._from_the_same(eager)
+            found = self._record_from(eager)
         if not mode.rounded:
             return None
         with full_float32():
-            return self._from_the_same(eager), found
+            return self._record_from(eager), found
 
 
 def _moved_by_tf32(baseline: Baseline) -> float:

@@ -87,11 +87,11 @@ def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch
     """Return new parts, compiled for ``rung`` if given, before their first step."""
     parts = program.build(dtype)
     if rung is None:
-        return _built(program, phase, parts, {})
+        return _begin(program, phase, parts, {})
     units = units_of(parts)
     for name in parts.compiled:
         apply_compile(parts.modules[name], rung.backend, rung.mode)
-    return _built(program, phase, parts, units)
+    return _begin(program, phase, parts, units)
 
 
 def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> BuiltProgram:
@@ -100,10 +100,10 @@ def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> BuiltPr
     name, _, path = unit.partition(".")
     module = parts.modules[name].get_submodule(path)
     compile_unit(module, rung.backend, rung.mode)
-    return _built(program, phase, parts, {unit: module})
+    return _begin(program, phase, parts, {unit: module})
 
 
-def _built(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> BuiltProgram:
+def _begin(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> BuiltProgram:
     boundary = StepBoundary(parts.modules, kept=parts.kept)
     held = {id(each): each for part in parts.modules.values() for each in (*part.parameters(), *part.buffers())}
     steps = _steps(program, phase, parts, boundary)
@@ -130,7 +130,7 @@ def record_step(built: BuiltProgram, seed: int) -> StepRecord:
     with ExitStack() as stack:
         backwards = stack.enter_context(watched_backwards())
         for optimizer in built.parts.optimizers:
-            hook = optimizer.register_step_pre_hook(partial(_collect, built.trainable, gradients))
+            hook = optimizer.register_step_pre_hook(partial(_collect_gradients, built.trainable, gradients))
             stack.callback(hook.remove)
         step = built.step()
     generator = _generator_state(device)
@@ -175,12 +175,12 @@ def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary)
 
 def _trainable(parts: Parts) -> dict[str, Tensor]:
     """Return the optimizers' own parameters by name; FSDP may replace those of the modules meanwhile."""
-    held = frozenset[int]().union(*(_held(optimizer) for optimizer in parts.optimizers))
+    held = frozenset[int]().union(*(_ids_of_parameters(optimizer) for optimizer in parts.optimizers))
     parameters = named_in(parts.modules, lambda module: module.named_parameters())
     return {name: value for name, value in parameters.items() if id(value) in held}
 
 
-def _held(optimizer: Optimizer) -> frozenset[int]:
+def _ids_of_parameters(optimizer: Optimizer) -> frozenset[int]:
     return frozenset(id(value) for group in optimizer.param_groups for value in group["params"])
 
 
@@ -190,10 +190,10 @@ def named_in(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor
     return {prefix.format(part, name): value for part, module in modules.items() for name, value in members(module)}
 
 
-def _collect(
+def _collect_gradients(
     trainable: Mapping[str, Tensor], gradients: dict[Key, Tensor], optimizer: Optimizer, *_: Any, **__: Any
 ) -> None:
     """Note the gradients with which ``optimizer`` is about to step."""
-    own = _held(optimizer)
+    own = _ids_of_parameters(optimizer)
     mine = ((name, value.grad) for name, value in trainable.items() if id(value) in own)
     gradients.update(kept(("gradient", name, gradient) for name, gradient in mine if gradient is not None))

@@ -44,7 +44,7 @@ def _compare_running_on(
         return
     for key in sorted(results.keys() & oracles.keys()):
         if oracles[key].eager.is_floating_point():
-            result, oracle = _near(results[key], replace(oracles[key], drift=drift), baseline.device)
+            result, oracle = _bring_near(results[key], replace(oracles[key], drift=drift), baseline.device)
             comparison = compare_running_on(key, iteration, result, oracle, tolerance)
             yield _with_age(comparison, key, results[key], baseline, tolerance)
 
@@ -82,7 +82,7 @@ def _of_kind(comparisons: list[Comparison]) -> Iterator[Comparison]:
     yield from [each for each in comparisons if not each.passed and each is not worst][:_KEPT_FAILURES]
 
 
-def _near(result: Tensor, oracle: Oracle, device: torch.device) -> tuple[Tensor, Oracle]:
+def _bring_near(result: Tensor, oracle: Oracle, device: torch.device) -> tuple[Tensor, Oracle]:
     """Return both on the device that compares them faster."""
     truth = None if oracle.truth is None else near(oracle.truth, device)
     return near(result, device), replace(oracle, eager=near(oracle.eager, device), truth=truth)
@@ -98,7 +98,7 @@ def _compare_one(
     result, oracle = pair
     if result is not None and oracle is not None:
         same = equal(key, iteration, result, oracle)
-        yield same or compare(key, iteration, *_near(result, oracle, device), tolerance)
+        yield same or compare(key, iteration, *_bring_near(result, oracle, device), tolerance)
     elif result is not None and key[0].startswith(GRADIENT) and not result.any():  # its update shows the effect
         yield Comparison(*key, iteration, 0.0, 0.0, note="zero, where eager has none")
     elif result is not None:

@@ -61,10 +61,10 @@ def jumps(program: Program, phase: Phase, baseline: Baseline) -> Mapping[Key, fl
 
 def are_kinks(found: Sequence[Comparison], own: RecordedRun, baseline: Baseline, most: Mapping[Key, float]) -> bool:
     """Return whether no tensor ``found`` in the compiled run is further off than eager itself jumps there."""
-    return all(_permitted(each, baseline, most) >= _off_by(each, own, baseline) for each in found)
+    return all(_permitted_distance(each, baseline, most) >= _off_by(each, own, baseline) for each in found)
 
 
-def _permitted(comparison: Comparison, baseline: Baseline, most: Mapping[Key, float]) -> float:
+def _permitted_distance(comparison: Comparison, baseline: Baseline, most: Mapping[Key, float]) -> float:
     jump = most.get((comparison.kind, comparison.name), 0.0)
     if comparison.iteration < baseline.iterations:
         return min(_TIMES * jump, SETTINGS.noise_limit)

@@ -13,7 +13,7 @@ from statistics import median
 from service.compilation.evidence import CompilerEvidence
 from service.compilation.host_fault import fault_of_program
 from service.compilation.instruments.caches import empty_caches, portable_cache, take_machine_code
-from service.compilation.instruments.profile import peak, reset_peak, used
+from service.compilation.instruments.profile import allocated_bytes, peak, reset_peak
 from service.compilation.instruments.recorder import Recorder, recorder
 from service.compilation.instruments.replays import Replays
 from service.compilation.instruments.switches import own_random_numbers, silent_switches
@@ -105,7 +105,7 @@ class _RungObserver:
 
     def observe(self, folder: Path, kept: Path | None) -> Observation:
         """Return the observation of the rung, which compiles into ``folder``; its machine code stays in ``kept``."""
-        besides = used(self.program.device)
+        besides = allocated_bytes(self.program.device)
         built = build(self.program, self.case.phase, self.case.rung)
         compiled = [built.parts.modules[name] for name in built.parts.compiled]
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))

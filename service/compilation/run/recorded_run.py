@@ -111,7 +111,7 @@ def _record_training(
     free = [step(built, iteration) for iteration in range(iterations, 2 * iterations)]
     left = after | _trajectory([each.tensors for each in free])
     running_on = ({(kind + _FREE, name): value for (kind, name), value in each.tensors.items()} for each in free)
-    found = _recorded(built, judged, before, state_of(built), known)
+    found = _make_run(built, judged, before, state_of(built), known)
     random = found.random or any(each.drew for each in free)
     return replace(found, tensors=(*found.tensors, left, *running_on), random=random)
 
@@ -135,11 +135,11 @@ def _record_inference(
             starts[0].vary(built, iteration)
         judged.append(step(built, iteration))
     after = state_of(built)
-    found = _recorded(built, judged, before, after, starts[:1])
+    found = _make_run(built, judged, before, after, starts[:1])
     return replace(found, tensors=(*found.tensors, after))
 
 
-def _recorded(
+def _make_run(
     built: BuiltProgram,
     judged: Sequence[StepRecord],
     before: Mapping[Key, Tensor],
@@ -212,7 +212,7 @@ class Snapshot:
         """Copy the state to ``place``: the host, or the program's own device, from which restoring is much faster."""
         return Snapshot(
             tuple(local_part(each).to(place, copy=True) for each in built.members),
-            tuple(_copied(each.state_dict(), place) for each in built.parts.optimizers),
+            tuple(_copy_state(each.state_dict(), place) for each in built.parts.optimizers),
         )
 
     def restore(self, built: BuiltProgram) -> None:
@@ -229,13 +229,13 @@ class Snapshot:
         """Return the same with the elements of each parameter in another order, one for each ``number``."""
         generator = torch.Generator().manual_seed(number)
         pairs = zip(built.members, self.values, strict=True)
-        return replace(self, values=tuple(_shuffled(each, before, generator) for each, before in pairs))
+        return replace(self, values=tuple(_shuffle(each, before, generator) for each, before in pairs))
 
     def nudged(self, units: int) -> Snapshot:
         """Return the same with each number that is not a whole one moved by so many ``units`` in the last
         place, up or down at random.
         """
-        return replace(self, values=tuple(_nudged(each, units, index) for index, each in enumerate(self.values)))
+        return replace(self, values=tuple(_nudge(each, units, index) for index, each in enumerate(self.values)))
 
     def vary(self, built: BuiltProgram, iteration: int) -> None:
         """Set the parameters to their first values times a number near 1, another one in each of ``_VARIED``
@@ -248,14 +248,14 @@ class Snapshot:
                     local_part(member).copy_(before * factor)
 
 
-def _shuffled(member: Tensor, before: Tensor, generator: torch.Generator) -> Tensor:
+def _shuffle(member: Tensor, before: Tensor, generator: torch.Generator) -> Tensor:
     if not (isinstance(member, nn.Parameter) and before.is_floating_point()):
         return before
     order = torch.randperm(before.numel(), generator=generator).to(before.device)
     return before.flatten()[order].view_as(before)
 
 
-def _nudged(value: Tensor, units: int, index: int) -> Tensor:
+def _nudge(value: Tensor, units: int, index: int) -> Tensor:
     if not value.is_floating_point():
         return value
     generator = torch.Generator().manual_seed(units * _MEMBERS + index)
@@ -263,14 +263,14 @@ def _nudged(value: Tensor, units: int, index: int) -> Tensor:
     return value * (1 + signs * units * torch.finfo(value.dtype).eps)
 
 
-def _copied(state: Any, place: torch.device) -> Any:
+def _copy_state(state: Any, place: torch.device) -> Any:
     """Return a copy of an optimizer's state, with its tensors in ``place``; those on the host, such as a count of
     steps, stay there.
     """
     if isinstance(state, Tensor):
         return state.detach().to(HOST if state.device == HOST else place, copy=True)
     if isinstance(state, dict):
-        return {key: _copied(value, place) for key, value in state.items()}
+        return {key: _copy_state(value, place) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_copied(value, place) for value in state)
+        return type(state)(_copy_state(value, place) for value in state)
     return deepcopy(state)

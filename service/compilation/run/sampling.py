@@ -28,10 +28,10 @@ def kept(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, Tensor]:
     """Return the compared numbers of tensors, given with their kinds and names, as copies on the host; both parts of
     complex numbers.
     """
-    return _on_host(dict(chain.from_iterable(starmap(_compared, members))))
+    return _on_host(dict(chain.from_iterable(starmap(_take_numbers, members))))
 
 
-def _compared(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
+def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
     local = local_part(value)
     if local.layout is not torch.strided:
         local = local.to_dense()

@@ -72,18 +72,18 @@ def _older_objects_set_aside() -> Iterator[None]:
 def _proof(fault: Fault) -> Proof:
     found = [
         finding
-        for finding in judge(_seen(fault.program, RungCase(fault.rung, fault.phase)))
+        for finding in judge(_observe(fault.program, RungCase(fault.rung, fault.phase)))
         if finding.verdict == fault.verdict and fault.words in finding.message
     ]
     return Proof(fault.detector, fault.name, bool(found), found[0].message if found else "")
 
 
 def _silence() -> Proof:
-    found = judge(_seen(SOUND, RungCase(REHEARSAL, "train")))
+    found = judge(_observe(SOUND, RungCase(REHEARSAL, "train")))
     return Proof("none", "nothing", bool(found), found[0].message if found else "")
 
 
-def _seen(program: FaultyProgram, case: RungCase) -> Observation:
+def _observe(program: FaultyProgram, case: RungCase) -> Observation:
     baseline = make_baseline(program, case.phase, PLAN.iterations)
     return (rehearse_rung if case.rung.rehearses else observe_rung_untimed)(program, case, baseline, PLAN)
 

@@ -86,21 +86,17 @@ def meet_late(waits: float, folder: str) -> Any:
     """Rank 1 comes when the other has given it up, or fails where nobody misses it: what each rank makes of it."""
     import torch.distributed as dist
 
-    from service.compilation.ranks import collective_attempt
-    from service.compilation.ranks.group import gather
+    from service.compilation.ranks import group
     from service.parallel import distributed
 
     distributed.start("cpu")
     rank = dist.get_rank()
-    seen = collective_attempt.collective_attempt(lambda: "planted" if rank else "", str)
-    both = gather(seen)
-    limits, given_up = collective_attempt.WaitLimits(done_s=waits), Path(folder, "given up")
+    _, both = group.collective_attempt(lambda: "planted" if rank else "", str)
+    limits, given_up = group.WaitLimits(done_s=waits), Path(folder, "given up")
     try:
-        collective_attempt.collective_attempt(
-            lambda: eventually(given_up.exists) if rank else None, lambda _: "", limits
-        )
+        group.collective_attempt(lambda: eventually(given_up.exists) if rank else None, lambda _: "", limits)
         lost = ""
-    except collective_attempt.GroupLostError as error:
+    except group.GroupLostError as error:
         lost = str(error)
         given_up.touch()
     alone = not dist.is_initialized()
