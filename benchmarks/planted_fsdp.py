@@ -22,9 +22,10 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "helpe
 
 from programs.sharded import Sharded, blocks, sequential
 
-from service.compilation.ladder import Result, climb
+from service.compilation.judgement import Result
+from service.compilation.ladder import climb
 from service.compilation.ranks.group import slowest
-from service.compilation.run.observe_rung import plan_run
+from service.compilation.run.run_plan import plan_run
 from service.compilation.rungs import LADDER, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.compile import Phase, Tolerance

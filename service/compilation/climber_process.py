@@ -1,4 +1,4 @@
-"""Runs the process of a lane: prepares the program, climbs its rungs, and reports each."""
+"""Climbs a part of the ladder in a process of its own: prepares the program, climbs its rungs, and reports each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import torch
 
 from service.compilation.forks import FINEST, PLAN, STOP, UNKNOWN, Seat
-from service.compilation.ladder import Result, climb
+from service.compilation.judgement import Result
+from service.compilation.ladder import climb
 from service.compilation.plans import Plan, chosen
+from service.compilation.prepare import Prepared
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase
-from service.compilation.run.observe_rung import RunPlan
 from service.jobs.stopwatch import Stopwatch
 
 PREPARED, TAKES, DOES, BEGINS, CLIMBED = "prepared", "takes", "does", "begins", "climbed"
@@ -28,39 +28,32 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A process's preparations for its first rung; ``about`` goes to the process that started it."""
-
-    program: Program
-    plan: RunPlan
-    about: Any
-
-
-@dataclass(frozen=True)
 class Climbed:
-    """The result of a rung, and its start and end in Unix seconds; ``None`` if it did not run. ``stacks``: those of
-    its process, if it was given up.
-    """
+    """The result of a rung, and how it came about."""
 
     result: Result
     ran: tuple[float, float] | None = None
+    """Its start and end in Unix seconds; ``None`` if it did not run."""
     stacks: str = ""
+    """The stacks of its process, if it was given up."""
 
 
 @dataclass(frozen=True)
-class Lane:
-    """The rungs of a process in each plan, none where that has fewer processes. The first process is given the
-    ``plans`` themselves, and chooses.
-    """
+class ClimbTask:
+    """The rungs that one process climbs, by the plan that is chosen once the program's size is known."""
 
     parts: Plan
+    """Its rungs in each plan: none where that has fewer processes."""
     plans: tuple[Plan, ...] = ()
+    """All plans, for the process that chooses: the first."""
 
     def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
         """Climb, and report."""
         prepared = prepare()
         seat.tell(PREPARED, prepared.about)
-        plan = replace(prepared.plan, alone=lambda: _alone(seat.races), tells=lambda name: seat.tell(DOES, name))
+        plan = replace(
+            prepared.plan, alone=lambda: _measuring_alone(seat.races), tells=lambda name: seat.tell(DOES, name)
+        )
         for phase, cases in groupby(self._cases(prepared.program, seat), lambda case: case.phase):
             watch = Stopwatch()
             rungs = [case.rung for case in cases]
@@ -93,7 +86,7 @@ def _room(device: torch.device) -> int:
 
 
 @contextlib.contextmanager
-def _alone(races: int) -> Iterator[None]:
+def _measuring_alone(races: int) -> Iterator[None]:
     """Keep other processes from measuring meanwhile."""
     fcntl.lockf(races, fcntl.LOCK_EX)
     try:

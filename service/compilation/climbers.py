@@ -1,8 +1,8 @@
 """Climbs in processes of their own: rungs run side by side on enough cores, and no crash ends the job.
 
 Every process prepares the program anew and runs the uncompiled one itself, so that they share nothing but the device.
-The first of them learns the size of the program, and chooses the plan: how many climb. A rung that runs out of memory
-beside others, or raises outside its run, is tried again without them.
+The first of them learns the size of the program: a large one is climbed by one process, or by one for each phase. A
+rung that runs out of memory beside others, or raises outside its run, is tried again without them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from service.compilation import climber_process
-from service.compilation.climber_process import Climbed, Lane
+from service.compilation.climber_process import Climbed, ClimbTask
 from service.compilation.forks import FINEST, PLAN, STOP, UNKNOWN, ForkedProcess, Forks, innermost
 from service.compilation.host_fault import HostFaultError
-from service.compilation.ladder import GOES_ON, Result
+from service.compilation.judgement import Result
+from service.compilation.ladder import GOES_ON
 from service.compilation.plans import Plan
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.time_share import ENDLESS, TimeShare, given_up
@@ -31,15 +32,15 @@ _OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 class Watcher(Protocol):
-    """Sees what the processes of the lanes do."""
+    """Sees what the processes do."""
 
-    def begin(self, lane: int, cases: Sequence[RungCase]) -> None:
+    def begin(self, process: int, cases: Sequence[RungCase]) -> None:
         """See a process begin with its cases."""
 
-    def hear(self, lane: int, doing: str) -> None:
+    def hear(self, process: int, doing: str) -> None:
         """See a process begin a run."""
 
-    def end(self, lane: int) -> None:
+    def end(self, process: int) -> None:
         """See the end of a process."""
 
 
@@ -59,7 +60,7 @@ def climb_apart(
     what each process does. A process whose rung takes longer than its ``share`` is killed. Raises the error of a
     process that was the only one.
     """
-    with _Climb(forks, plans, should_stop, told, watcher, share) as under_way:
+    with _ClimbInProcesses(forks, plans, should_stop, told, watcher, share) as under_way:
         blocked: dict[Phase, str] = {}
         for case in under_way.everything:
             if case.phase in blocked:
@@ -74,19 +75,23 @@ def climb_apart(
 
 @dataclass
 class _Climber:
-    """A process, its remaining cases, its current rung, and when that, or the uncompiled program, has begun.
-    ``alone``: no other runs beside it.
-    """
+    """A process that climbs."""
 
     fork: ForkedProcess
     left: list[RungCase]
+    """Its remaining cases."""
     alone: bool
+    """Whether no other climbs beside it."""
     running: RungCase | None = None
+    """Its current rung; ``None`` while the uncompiled program runs."""
     began: float = field(default_factory=time.monotonic)
+    """When that, or the uncompiled program, has begun."""
 
 
 @dataclass
-class _Climb:
+class _ClimbInProcesses:
+    """The processes of a climb, and the results that they have sent."""
+
     forks: Forks
     plans: Sequence[Plan]
     should_stop: Callable[[], bool]
@@ -96,18 +101,18 @@ class _Climb:
     processes: list[_Climber] = field(default_factory=list)
     again: list[RungCase] = field(default_factory=list)
     found: dict[RungCase, Climbed] = field(default_factory=dict)
-    has_told: bool = False
+    is_prepared: bool = False
 
     @property
     def everything(self) -> tuple[RungCase, ...]:
         return tuple(case for cases in self.plans[-1] for case in cases)
 
-    def __enter__(self) -> _Climb:
+    def __enter__(self) -> _ClimbInProcesses:
         self.forks.shared[PLAN], self.forks.shared[STOP] = UNKNOWN, self.should_stop()
         finest = self.plans[0]
         for index in range(len(finest)):
             parts = tuple(plan[index] if index < len(plan) else () for plan in self.plans)
-            self._start(Lane(parts, tuple(self.plans) if not index else ()), alone=len(finest) == 1)
+            self._start(ClimbTask(parts, tuple(self.plans) if not index else ()), alone=len(finest) == 1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,8 +124,8 @@ class _Climb:
         while case not in self.found:
             self.forks.shared[STOP] = self.should_stop()
             if not self.processes:
-                rest = self._rest(case)
-                self._start(Lane((rest,), ((rest,),)), alone=True)
+                rest = self._take_rest(case)
+                self._start(ClimbTask((rest,), ((rest,),)), alone=True)
             ready = wait([process.fork.told for process in self.processes], _POLL_S)
             for process in [process for process in self.processes if process.fork.told in ready]:
                 self._hear(process)
@@ -136,7 +141,7 @@ class _Climb:
                 self._kill(process)
         self.again = [case for case in self.again if case.phase != phase]
 
-    def _rest(self, case: RungCase) -> tuple[RungCase, ...]:
+    def _take_rest(self, case: RungCase) -> tuple[RungCase, ...]:
         """Return the cases that one process climbs alone, in order."""
         rest = tuple(each for each in self.everything if each in self.again)
         if not rest:
@@ -144,24 +149,24 @@ class _Climb:
         self.again = []
         return rest
 
-    def _start(self, lane: Lane, *, alone: bool) -> None:
+    def _start(self, task: ClimbTask, *, alone: bool) -> None:
         try:
-            fork = self.forks.take(lane)
+            fork = self.forks.take(task)
         except (IndexError, OSError) as error:
             raise HostFaultError("no process is left to climb the rest") from error
-        self.processes.append(_Climber(fork, list(lane.parts[0]), alone))
-        self.watcher.begin(fork.pid, lane.parts[0])
+        self.processes.append(_Climber(fork, list(task.parts[0]), alone))
+        self.watcher.begin(fork.pid, task.parts[0])
 
     def _hear(self, process: _Climber) -> None:
         try:
             word, content = process.fork.told.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
-            self._ended(process)
+            self._report_crash(process)
             return
         if word == climber_process.PREPARED:
-            if not self.has_told:
+            if not self.is_prepared:
                 self.told(content)
-            self.has_told = True
+            self.is_prepared = True
         elif word == climber_process.TAKES:
             process.left = list(content)
             process.alone = process.alone or len(content) == len(self.everything)
@@ -171,13 +176,13 @@ class _Climb:
         elif word == climber_process.BEGINS:
             process.running, process.began = content, time.monotonic()
         elif word == climber_process.CLIMBED:
-            self._climbed(process, content)
+            self._take_result(process, content)
         elif process.alone:
             raise content
         else:
             self._try_again(process)
 
-    def _climbed(self, process: _Climber, climbed: Climbed) -> None:
+    def _take_result(self, process: _Climber, climbed: Climbed) -> None:
         observation = climbed.result.observation
         if observation and _OUT_OF_MEMORY in observation.error and not process.alone:
             self._try_again(process)
@@ -205,7 +210,7 @@ class _Climb:
         self.again += process.left
         self._kill(process)
 
-    def _ended(self, process: _Climber) -> None:
+    def _report_crash(self, process: _Climber) -> None:
         """Report the rung at which a process crashed, and let another continue with the later phases."""
         self._let_go(process)
         code = process.fork.wait()
@@ -214,12 +219,12 @@ class _Climb:
         number = -code
         if number <= 0 or number in {signal.SIGKILL, signal.SIGTERM}:
             if process.alone:
-                raise HostFaultError(f"a process of the check was ended from outside ({_name(number)})")
+                raise HostFaultError(f"a process of the check was ended from outside ({_signal_name(number)})")
             self.again += process.left
             return
         case = process.left[0]
         what = "compiled" if process.running == case else "uncompiled"
-        error = f"the {what} program crashes with {_name(number)} at {case.rung.name}"
+        error = f"the {what} program crashes with {_signal_name(number)} at {case.rung.name}"
         seen = Observation(case, error=error, crashed=True)
         self.found[case] = Climbed(Result(case, "fail_error", (Finding("fail_error", error),), seen))
         if others := [each for each in process.left if each.phase != case.phase]:
@@ -236,7 +241,7 @@ class _Climb:
         shared[PLAN] = shared[PLAN] or FINEST  # who was to choose it may be gone
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

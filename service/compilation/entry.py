@@ -12,7 +12,7 @@ from service.compilation.forks import Forks, Seat, can_fork
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 
-_CLIMBERS = 3
+_CLIMBING = 3
 """The most processes that climb a phase (``plans``); each has two cores."""
 _PROVING, _SPARE = 1, 3
 """One process proves the detectors; others repeat trials, or continue after a crash."""
@@ -31,8 +31,8 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
 
 
 def _eager(spec: CompileSpec) -> int:
-    lanes = min(_CLIMBERS * len(spec.phases), max(1, len(os.sched_getaffinity(0)) // 2))
-    return _PROVING + lanes
+    climbing = min(_CLIMBING * len(spec.phases), max(1, len(os.sched_getaffinity(0)) // 2))
+    return _PROVING + climbing
 
 
 def _serve(spec: CompileSpec, context: RunContext, seat: Seat) -> None:

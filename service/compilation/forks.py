@@ -129,7 +129,7 @@ class Forks:
             serve(Seat(tasks, told, self.shared, self.races, eager))
         except BaseException as error:
             with contextlib.suppress(OSError):
-                told.send((RAISED, _sendable(error)))
+                told.send((RAISED, _make_sendable(error)))
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -157,7 +157,7 @@ def can_fork() -> bool:
     return True
 
 
-def _sendable(error: BaseException) -> BaseException:
+def _make_sendable(error: BaseException) -> BaseException:
     """Return the error, or one with the same message if another process could not read it."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - this process's own

@@ -35,7 +35,7 @@ _CORES = 2
 def plans(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> tuple[Plan, ...]:
     """Return the plans for so many ``cores``, the one with the most processes first; the last has one process."""
     divided = [
-        tuple(lane for phase in phases for lane in _dealt(rungs, phase, processes[phase])) for processes in _PROCESSES
+        tuple(part for phase in phases for part in _dealt(rungs, phase, processes[phase])) for processes in _PROCESSES
     ]
     whole = (tuple(RungCase(rung, phase) for phase in phases for rung in rungs),)
     return tuple(dict.fromkeys([*(plan for plan in divided if _CORES * len(plan) <= cores), whole]))
@@ -57,11 +57,11 @@ def _copies(cases: Sequence[RungCase]) -> int:
 
 def _dealt(rungs: Sequence[Rung], phase: Phase, processes: int) -> list[tuple[RungCase, ...]]:
     """Deal the rungs from the top of the ladder, each to the process that has the least to do."""
-    lanes: list[list[Rung]] = [[] for _ in range(min(processes, len(rungs)))]
+    parts: list[list[Rung]] = [[] for _ in range(min(processes, len(rungs)))]
     for rung in reversed(rungs):
-        min(lanes, key=lambda lane: sum(map(_weight, lane))).insert(0, rung)
+        min(parts, key=lambda part: sum(map(_weight, part))).insert(0, rung)
     return [
-        tuple(RungCase(rung, phase) for rung in lane) for lane in sorted(lanes, key=lambda lane: rungs.index(lane[0]))
+        tuple(RungCase(rung, phase) for rung in part) for part in sorted(parts, key=lambda part: rungs.index(part[0]))
     ]
 
 

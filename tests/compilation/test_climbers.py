@@ -22,11 +22,12 @@ from programs import clean
 from benchmarks.recording_reporter import RecordingReporter
 from service.compilation import climber_process, entry, forks, job, plans
 from service.compilation.activity import Activity
-from service.compilation.climber_process import Climbed, Prepared
+from service.compilation.climber_process import Climbed
 from service.compilation.climbers import climb_apart
 from service.compilation.forks import Forks, Seat
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import climb
+from service.compilation.prepare import Prepared
 from service.compilation.program import Parts, Program, Step
 from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import RungCase
@@ -41,7 +42,7 @@ from workers.forks import threads
 LOW = LADDER[:2]
 PHASES: tuple[Phase, Phase] = ("train", "inference")
 EACH_PHASE: plans.Plan = tuple(tuple(RungCase(rung, phase) for rung in LOW) for phase in PHASES)
-WHOLE: plans.Plan = (tuple(case for lane in EACH_PHASE for case in lane),)
+WHOLE: plans.Plan = (tuple(case for part in EACH_PHASE for case in part),)
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,7 @@ def climbed(
     stop: bool = False,
     share: TimeShare = ENDLESS,
 ) -> tuple[list[Climbed], list[int]]:
-    """Return what came of the lanes, and the process that was the first to be ready."""
+    """Return what came of the processes, and the process that was the first to be ready."""
     told: list[int] = []
 
     def serve(seat: Seat) -> None:
@@ -108,7 +109,7 @@ def climbed(
         processes.end()
 
 
-def test_lanes_come_to_what_one_process_comes_to() -> None:
+def test_processes_come_to_what_one_process_comes_to() -> None:
     found, told = climbed(prepared(), (*EACH_PHASE[:1], (RungCase(LADDER[-1], PHASES[1]),)))
     alone = [*ascend(clean.PERCEPTRON), *ascend(clean.PERCEPTRON, LADDER[-1:], PHASES[1:])]
     timeless = {"compile_s", "step_ms", "eager_step_ms", "ratio", "noisy", "profile", "eager_profile", "cache_bytes"}
@@ -199,14 +200,14 @@ class Progressing(NullReporter):
         self.last = event
 
 
-def test_what_the_lanes_do_is_told_with_the_time_until_the_slowest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_processes_do_is_told_with_the_time_until_the_slowest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     reporter = Progressing()
     seen = Activity(reporter, 4)
-    for lane, cases in enumerate(EACH_PHASE):
-        seen.begin(lane, cases)
-        seen.hear(lane, f"{cases[0].phase}: eager PyTorch")
+    for process, cases in enumerate(EACH_PHASE):
+        seen.begin(process, cases)
+        seen.hear(process, f"{cases[0].phase}: eager PyTorch")
     assert "left_s" not in reporter.last
     now = 10.0
     seen.hear(0, "train: float64")
@@ -260,7 +261,7 @@ def test_the_first_process_chooses_how_many_climb(
 ) -> None:
     monkeypatch.setattr(climber_process, "chosen", lambda plans, size, room: number)
     program = Telling("train", 0, file=tmp_path / "processes")
-    each_rung = tuple((case,) for lane in EACH_PHASE for case in lane)
+    each_rung = tuple((case,) for part in EACH_PHASE for case in part)
     found, _ = climbed(prepared(program), each_rung, EACH_PHASE, WHOLE)
     assert [each.result.verdict for each in found] == ["pass"] * 4
     assert len(set(program.file.read_text().split())) == processes

@@ -104,7 +104,7 @@ class Rank:
 
 
 @dataclass
-class Relay:
+class RankSocket:
     """Serves one group. ``say`` gets its own messages as events; ``alarm`` is called when a rank fails."""
 
     address: Path
@@ -262,9 +262,9 @@ class Relay:
         try:
             rank.process = os.pidfd_open(rank.pid)
         except ProcessLookupError:
-            self._ended(rank)
+            self._note_end(rank)
             return
-        asyncio.get_running_loop().add_reader(rank.process, self._ended, rank)
+        asyncio.get_running_loop().add_reader(rank.process, self._note_end, rank)
         if self._until is not None:
             rank.ask(lease_until(self._until))
         if self._stopping:
@@ -276,7 +276,7 @@ class Relay:
         if rank.process is not None and not weigh_session(rank.pid):
             asyncio.get_running_loop().call_later(_WEIGH_AGAIN_S, self._weigh, rank)
 
-    def _ended(self, rank: Rank) -> None:
+    def _note_end(self, rank: Rank) -> None:
         self._forget(rank)
         if not self._killed:
             rank.ended_at = time.time()

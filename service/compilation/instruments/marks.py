@@ -11,7 +11,7 @@ import torch
 from service.torch_internals.table import internal, internal_if_there
 
 _MARK = "torch._inductor.cudagraph_trees.mark_step_begin"
-internal(_MARK)  # brings Inductor now, before lanes are forked from the process that imports this
+internal(_MARK)  # brings Inductor now, before processes that climb are forked from the process that imports this
 
 
 @contextmanager

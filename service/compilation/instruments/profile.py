@@ -51,7 +51,7 @@ class RecordedProfile:
     def figures(self) -> Profile:
         """Return the figures per step."""
         events, steps = _events(self.profiler), self.steps
-        operators, uncompiled = (count / steps for count in _counted(events))
+        operators, uncompiled = (count / steps for count in _count_operators(events))
         found = Profile(operators, uncompiled, self.enqueue_s)
         spans = _spans(event for event in events if event.device_type() == DeviceType.CUDA)
         if not spans:  # no device, or no data from it: CUPTI is missing, or belongs to another profiler
@@ -89,7 +89,7 @@ def _events(profiler: profile) -> list[Any]:
     return [] if results is None else list(results.events())
 
 
-def _counted(events: Iterable[Any]) -> tuple[int, int]:
+def _count_operators(events: Iterable[Any]) -> tuple[int, int]:
     """Return the number of PyTorch's operators that ran, and of those that ran outside of compiled code.
 
     Both depend on the program alone. Shares of time do not: on a busy machine any part may be interrupted, for longer
@@ -138,7 +138,7 @@ class Peak:
     reserved_gib: float
 
 
-def used(device: torch.device) -> int:
+def allocated_bytes(device: torch.device) -> int:
     """Return the bytes of live tensors on a device, without the garbage of earlier runs; 0 if they are not counted."""
     if device.type != "cuda":
         return 0

@@ -143,7 +143,7 @@ def _failure(record: Any) -> str:
 def _graph_breaks() -> tuple[GraphBreak, ...]:
     """Return the breaks with their user frame, and those that only the counters know, without one."""
     utils = _utils()
-    placed = Counter(_placed(reason) for reason in utils.graph_break_reasons)
+    placed = Counter(_locate_break(reason) for reason in utils.graph_break_reasons)
     breaks = [GraphBreak(*place, count=count) for place, count in placed.items()]
     known = {found.reason for found in breaks}
     for text, count in utils.counters["graph_break"].items():
@@ -152,7 +152,7 @@ def _graph_breaks() -> tuple[GraphBreak, ...]:
     return tuple(breaks)
 
 
-def _placed(reason: Any) -> tuple[str, str, int, str]:
+def _locate_break(reason: Any) -> tuple[str, str, int, str]:
     frame = reason.user_stack[-1] if reason.user_stack else None
     text = _readable(first_line(str(reason.reason)))
     return (text, frame.filename, int(frame.lineno or 0), frame.name) if frame else (text, "", 0, "")

@@ -112,7 +112,7 @@ class _Place:
             if isinstance(value, Tensor) and address_of(value) not in given
         }
         self._fit([len(content) for content in own.values()], replays)
-        fresh = dict(zip(own, self._filled(own.values()), strict=True))
+        fresh = dict(zip(own, self._fill_memory(own.values()), strict=True))
         is_own = [isinstance(value, Tensor) and address_of(value) in fresh for value in results]
         placed = [
             _like(value, fresh[address_of(value)]) if moved else value
@@ -131,7 +131,7 @@ class _Place:
             self.memory = [torch.empty(size, dtype=torch.uint8) for size in sizes]
             replays.addresses |= {memory.data_ptr() for memory in self.memory}
 
-    def _filled(self, contents: Any) -> Iterator[Tensor]:
+    def _fill_memory(self, contents: Any) -> Iterator[Tensor]:
         for memory, content in zip(self.memory, contents, strict=True):
             memory.copy_(content)
             # The same bytes under a storage of its own, whose life is that of the result.

@@ -2,7 +2,7 @@
 
 With ``torch.backends.cudnn.allow_tf32``, which is on by default, cuDNN chooses by shape and layout whether a float32
 convolution keeps 10 bits of its factors or 23. A compiled program with another layout gets another choice, and
-both are right. So the reference is run once more with factors that have lost those bits.
+both are right. So the uncompiled program is run once more with factors that have lost those bits.
 """
 
 from __future__ import annotations

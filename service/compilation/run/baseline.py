@@ -1,83 +1,63 @@
-"""Makes the uncompiled runs by which a compiled one is judged: eager, eager again for its noise, and float64 for the
-truth.
+"""Makes the baseline by which compiled runs are judged, out of uncompiled ones: eager, eager again for its noise,
+float64 for the truth, and eager in TF32 where a device may compute in it.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from service.compilation.host_fault import raise_host_fault
 from service.compilation.instruments.checkpoints import counted_checkpoints
-from service.compilation.instruments.profile import Peak, peak, reset_peak, used
+from service.compilation.instruments.profile import Peak, allocated_bytes, peak, reset_peak
+from service.compilation.instruments.switches import eager_random_numbers
 from service.compilation.instruments.text import first_line
 from service.compilation.instruments.tf32 import FactorsSeen, InTf32, factors_that_may_lose_bits, full_float32
 from service.compilation.monitor.uncompiled_calls import CallCounts, Calls, counted_calls
 from service.compilation.program import Program
-from service.compilation.run.built_program import ProgramRun, StepRecord, build, generator_state, record_step, units_of
-from service.compilation.run.oracles import all_of, drifts, judging, oracles_of, part
-from service.compilation.run.parity import SETTINGS, Oracle, comparable
-from service.compilation.run.recorded_run import HOST, Snapshot, size_of, state_of
-from service.compilation.run.same_draws import draw_alike
+from service.compilation.run.built_program import StepRecord, build, record_step, units_of
+from service.compilation.run.oracles import Oracle, all_of, comparable, drifts, oracles_of, oracles_of_one, scale_of
+from service.compilation.run.parity_settings import SETTINGS
+from service.compilation.run.recorded_run import RecordedRun, record_run, record_uncompiled, states_to_keep
 from service.compilation.run.sampling import Key
+from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
 
-_OTHER = 2**31 - 1
+_OTHER_SEED = 2**31 - 1
 """A seed that no iteration has."""
-_FREE = " (running on)"
-"""Follows the kind of a tensor of an iteration that continues the previous one."""
-_SHARES = {"cuda": 0.2, "cpu": 0.25}
-"""The share of a device's free memory that states of the uncompiled run may take. Six processes may share a GPU."""
-_TRAJECTORY = "trajectory"
-"""The kind of tensors made of the losses of iterations that continue each other."""
+_ROUNDING = 1e-5
+"""The distance of results, as a fraction of their size, up to which they are the same except for rounding."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """Iterations of one program run, and their results.
+class Baseline:
+    """What a compiled run is compared with: the uncompiled run, and an oracle for each of its tensors."""
 
-    ``tensors``: the results of each of ``records``, then its parameters, buffers and trajectory as one more, then the
-    results of the free iterations that followed. ``parameters`` are trainable; ``moved``: those that the updates
-    changed; ``missing``: those that got no gradient in any iteration; ``unsharded``: those that FSDP did not put back
-    among the ranks. ``starts``: the states with which iterations began, in turn. ``random``: random numbers were drawn.
-    """
-
-    records: tuple[StepRecord, ...]
-    tensors: tuple[Mapping[Key, Tensor], ...]
-    parameters: tuple[str, ...]
-    moved: frozenset[str]
-    missing: frozenset[str]
-    unsharded: frozenset[str]
-    starts: tuple[Snapshot, ...] = field(repr=False)
-    random: bool = False
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Says how to judge each tensor of a compiled run: by the one of ``oracles`` with the same iteration and key.
-
-    ``drifts``, for a free iteration: how far eager has moved from float64 by then, as a part of a tensor's size;
-    ``None`` if that is unknown, or so far that an error would not show. ``truth_note`` says why float64 does
-    not compute the same results, if so. ``noise``: the largest distance of two eager runs, as a part of a
-    tensor's size. ``overwritten``: inputs that the program updates in place. ``calls``: how it calls the
-    modules to compile. ``recomputes``: it checkpoints activations.
-    """
-
-    eager: Run
+    eager: RecordedRun
     oracles: tuple[Mapping[Key, Oracle], ...]
+    """How to judge each tensor, for each of ``eager.tensors``."""
     drifts: tuple[float | None, ...]
+    """For a free iteration, how far eager has moved from float64 by then, as a fraction of a tensor's size; ``None``
+    for other iterations, without float64, and where an error would no longer show.
+    """
     truth_note: str
+    """Why float64 does not compute the same results; empty if it does."""
     noise: float
+    """The largest distance between two eager runs, as a fraction of a tensor's size."""
     overwritten: tuple[str, ...]
+    """Inputs that the program updates in place."""
     peak: Peak | None
     calls: Calls
+    """How the program calls the modules to compile."""
     recomputes: bool
+    """Whether the program checkpoints activations."""
     backwards_due: tuple[bool, ...]
     """For each iteration, whether a compiled backward should run: when eager steps with gradients, or always if
     it never does; never if no gradient flows through the compiled modules, such as through a frozen backbone.
@@ -89,275 +69,209 @@ class Reference:
     rounds_to_tf32: bool
     """Whether TF32 is allowed and changes anything."""
     hidden_by_tf32: float = 0.0
-    """How far TF32 moves eager's results, relative to their size, if errors could hide in that: everything else
-    is then in full float32.
+    """How far TF32 moves eager's results, as a fraction of their size, if errors could hide in that: everything else is
+    then in full float32.
     """
     unused: frozenset[str] = frozenset()
     """Parameters without a gradient that affect no loss, if that has been examined."""
 
+    @property
+    def iterations(self) -> int:
+        """Return how many iterations are judged."""
+        return len(self.eager.records)
 
-def run_reference(
+    def precision(self) -> AbstractContextManager[None]:
+        """Forbid TF32, within, if it would hide errors."""
+        return full_float32() if self.hidden_by_tf32 else nullcontext()
+
+    def draws_like_eager(self, rung: Rung) -> bool:
+        """Return whether the rung is compared with eager's own draws, which generated code has in no job."""
+        return rung.compiles_backward and self.eager.random
+
+    def random_numbers(self, rung: Rung) -> AbstractContextManager[Any]:
+        """Make generated code draw the same random numbers as eager, within, if it draws any."""
+        return eager_random_numbers() if self.draws_like_eager(rung) else nullcontext()
+
+    def begun_like(self, eager: RecordedRun) -> Baseline:
+        """Return how to judge a run from other states, of which ``eager`` is the only uncompiled one."""
+        oracles = tuple(
+            oracles_of_one(found, found, {}, {key: oracle.allowed for key, oracle in known.items()}, self.device)
+            for found, known in zip(eager.tensors, self.oracles, strict=True)
+        )
+        return replace(self, eager=eager, oracles=oracles, drifts=(None,) * len(oracles))
+
+
+def make_baseline(
     program: Program,
     phase: Phase,
     iterations: int,
     on_any: Callable[[bool], bool] = lambda flag: flag,
     tells: Callable[[str], None] = lambda name: None,
-) -> Reference:
-    """Run ``program`` uncompiled three times, and once more if it draws random numbers; raises the program's errors.
+) -> Baseline:
+    """Run ``program`` uncompiled as often as it takes to judge a compiled run; raises the program's errors.
+
     ``on_any`` returns whether a condition of this rank holds on any of the ranks that run together; ``tells`` is called
     with the name of each run. If TF32 would hide errors, everything runs again in full float32, and rungs must too.
     """
-    found = _reference(program, phase, iterations, on_any, tells)
+    runs = _UncompiledRuns(program, phase, iterations, on_any, tells)
+    found = runs.compared()
     moved = _moved_by_tf32(found)
     if not on_any(moved > SETTINGS.tf32_limit):
         return found
     with full_float32():
-        return replace(_reference(program, phase, iterations, on_any, tells), hidden_by_tf32=moved)
-
-
-def _reference(
-    program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool], tells: Callable[[str], None]
-) -> Reference:
-    tells(f"{phase}: eager PyTorch")
-    with counted_checkpoints() as checkpoints:
-        eager, calls = _first(program, phase, iterations, on_any)
-    tells(f"{phase}: eager PyTorch again")
-    besides = used(program.device)
-    reset_peak(program.device)
-    again = run(build(program, phase), iterations, eager.starts)
-    memory = peak(program.device, besides)
-    redrawn = _redrawn(program, phase) if on_any(eager.random) else None
-    tells(f"{phase}: float64")
-    factors = factors_that_may_lose_bits(program.device)
-    with FactorsSeen(factors) if factors else nullcontext() as seen:
-        truth, note = _truth(program, phase, iterations, eager)
-    multiplies = bool(factors) and (truth is None or bool(seen and seen.calls))
-    if truth is not None and redrawn is not None and not draw_alike(eager.records[0], truth.records[0], redrawn):
-        truth, note = None, "float64 draws other random numbers"
-    overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
-    tf32 = _in_tf32(program, phase, iterations, eager) if multiplies else None
-    tells(f"{phase}: comparing the uncompiled runs")
-    apart = (tf32[0].tensors, tf32[1].tensors) if tf32 else None
-    exact = truth.tensors if truth else None
-    oracles = oracles_of(eager.tensors, again.tensors, exact, apart, program.device)
-    return Reference(
-        eager,
-        oracles,
-        drifts(oracles, iterations) if truth else (None,) * len(oracles),
-        note,
-        noise=max((part(each.noise, each) for each in all_of(oracles[: iterations + 1])), default=0.0),
-        overwritten=tuple(sorted(overwritten)),
-        peak=memory,
-        calls=calls,
-        recomputes=bool(checkpoints),
-        backwards_due=_backwards_due(eager, differentiable=bool(calls.differentiable)),
-        rounding_only=_rounding_only(oracles[:iterations]),
-        device=program.device,
-        rounds_to_tf32=tf32 is not None,
-    )
-
-
-def _in_tf32(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run, Run] | None:
-    """Return eager in full float32, and with factors rounded to TF32; ``None`` if that rounds nothing. Which of the two
-    the device itself uses for a convolution depends on its shape and layout.
-    """
-    with InTf32(factors_that_may_lose_bits(program.device)) as mode:
-        found = run(build(program, phase), iterations, eager.starts)
-    if not mode.rounded:
-        return None
-    with full_float32():
-        return run(build(program, phase), iterations, eager.starts), found
-
-
-def _first(program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool]) -> tuple[Run, CallCounts]:
-    program_run = build(program, phase)
-    with counted_calls(units_of(program_run.parts)) as calls:
-        return run(program_run, iterations, keeping=_keeping(program_run, iterations, on_any)), calls
+        return replace(runs.compared(), hidden_by_tf32=moved)
 
 
 @dataclass(frozen=True)
-class KeptStates:
-    """Says how many states of the uncompiled run are kept, to be taken in turn, and in which ``place``."""
+class _UncompiledRuns:
+    """The program and phase to run, and whom to ask and tell meanwhile."""
 
-    most: int
-    place: torch.device = HOST
+    program: Program
+    phase: Phase
+    iterations: int
+    on_any: Callable[[bool], bool]
+    tells: Callable[[str], None]
 
+    def compared(self) -> Baseline:
+        """Make all runs, and compare them."""
+        self.tells(f"{self.phase}: eager PyTorch")
+        with counted_checkpoints() as checkpoints:
+            eager, calls = self._record_first()
+        self.tells(f"{self.phase}: eager PyTorch again")
+        again, memory = self._record_again(eager)
+        redrawn = self._record_redrawn() if self.on_any(eager.random) else None
+        self.tells(f"{self.phase}: float64")
+        factors = factors_that_may_lose_bits(self.program.device)
+        with FactorsSeen(factors) if factors else nullcontext() as seen:
+            truth, note = self._record_truth(eager)
+        multiplies = bool(factors) and (truth is None or bool(seen and seen.calls))
+        if truth is not None and redrawn is not None and not _draw_alike(eager.records[0], truth.records[0], redrawn):
+            truth, note = None, "float64 draws other random numbers"
+        tf32 = self._record_tf32(eager, factors) if multiplies else None
+        self.tells(f"{self.phase}: comparing the uncompiled runs")
+        found = self._baseline(eager, again, truth, tf32, calls)
+        return replace(found, truth_note=note, peak=memory, recomputes=bool(checkpoints))
 
-def _keeping(program_run: ProgramRun, iterations: int, on_any: Callable[[bool], bool]) -> KeptStates:
-    """Keep a state for each iteration, or two; on the device if it has room, else on the host."""
-    with_optimizers = 3 * size_of(program_run)  # most keep two moments of each parameter
-    for place in dict.fromkeys((program_run.program.device, HOST)):
-        room = _SHARES[place.type] * _free(place)
-        for most in (iterations, 2):
-            if not on_any(most * with_optimizers > room):
-                return KeptStates(most, place)
-    return KeptStates(2)
+    def _baseline(
+        self,
+        eager: RecordedRun,
+        again: RecordedRun,
+        truth: RecordedRun | None,
+        tf32: tuple[RecordedRun, RecordedRun] | None,
+        calls: CallCounts,
+    ) -> Baseline:
+        apart = (tf32[0].tensors, tf32[1].tensors) if tf32 else None
+        device, exact = self.program.device, truth.tensors if truth else None
+        oracles = oracles_of(eager.tensors, again.tensors, exact, apart, device)
+        overwritten = frozenset[str]().union(*(each.overwritten for each in eager.records))
+        judged = all_of(oracles[: self.iterations + 1])  # free iterations magnify their noise
+        return Baseline(
+            eager,
+            oracles,
+            drifts(oracles, self.iterations) if truth else (None,) * len(oracles),
+            truth_note="",
+            noise=max((each.fraction(each.noise) for each in judged), default=0.0),
+            overwritten=tuple(sorted(overwritten)),
+            peak=None,
+            calls=calls,
+            recomputes=False,
+            backwards_due=_backwards_due(eager, differentiable=bool(calls.differentiable)),
+            rounding_only=_rounding_only(oracles[: self.iterations]),
+            device=device,
+            rounds_to_tf32=tf32 is not None,
+        )
 
+    def _record_first(self) -> tuple[RecordedRun, CallCounts]:
+        """Record the run whose states all others start from, and count its calls."""
+        built = build(self.program, self.phase)
+        with counted_calls(units_of(built.parts)) as calls:
+            keeping = states_to_keep(built, self.iterations, self.on_any)
+            return record_run(built, self.iterations, keeping=keeping), calls
 
-def _free(place: torch.device) -> int:
-    """Return the free bytes of a device's memory, with those that this process only keeps for its next tensors."""
-    if place.type == "cuda":
-        kept = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
-        return torch.cuda.mem_get_info(place)[0] + kept
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    def _record_again(self, eager: RecordedRun) -> tuple[RecordedRun, Peak | None]:
+        """Record the run once more: its distance from the first is noise, and its memory that of eager."""
+        besides = allocated_bytes(self.program.device)
+        reset_peak(self.program.device)
+        again = self._record_from(eager)
+        return again, peak(self.program.device, besides)
 
+    def _record_from(self, eager: RecordedRun, dtype: torch.dtype = torch.float32) -> RecordedRun:
+        return record_uncompiled(self.program, self.phase, self.iterations, eager.starts, dtype)
 
-def run(
-    program_run: ProgramRun, iterations: int, starts: Sequence[Snapshot] = (), keeping: KeptStates | None = None
-) -> Run:
-    """Run and record ``iterations`` by :func:`follow`, each with a seed of its own."""
-    draws: list[bool] = []
+    def _record_redrawn(self) -> StepRecord:
+        """Return the first iteration with other random numbers."""
+        return record_step(build(self.program, self.phase), _OTHER_SEED)
 
-    def step(iteration: int) -> StepRecord:
-        seed(iteration)
-        fresh = generator_state(program_run.program.device)
-        seen = record_step(program_run)
-        draws.append(not torch.equal(fresh, seen.generator))
-        return seen
+    def _record_truth(self, eager: RecordedRun) -> tuple[RecordedRun | None, str]:
+        """Return the float64 run, or why eager cannot be measured against one."""
+        try:
+            truth = self._record_from(eager, torch.float64)
+        except Exception as error:  # any error by which a program refuses it
+            raise_host_fault(error)
+            what = ": ".join(each for each in (type(error).__name__, first_line(str(error))) if each)
+            return None, f"the model does not run in float64 ({what})"
+        for index in range(self.iterations):
+            for key, value in eager.tensors[index].items():
+                exact = truth.tensors[index].get(key)
+                if key[0] == "output" and value.is_floating_point() and (exact is None or not comparable(value, exact)):
+                    what = f"{key[1]} of iteration {index} is another computation in float64"
+                    return None, f"{what} (random draws differ?)"
+        return truth, ""
 
-    return replace(follow(program_run, iterations, step, starts, keeping), random=any(draws))
+    def _record_tf32(
+        self, eager: RecordedRun, factors: Mapping[str, tuple[int, ...]]
+    ) -> tuple[RecordedRun, RecordedRun] | None:
+        """Return eager in full float32, and with factors rounded to TF32; ``None`` if that rounds nothing.
 
-
-def follow(
-    program_run: ProgramRun,
-    iterations: int,
-    step: Callable[[int], StepRecord],
-    starts: Sequence[Snapshot] = (),
-    keeping: KeptStates | None = None,
-) -> Run:
-    """Let ``step`` run and record each iteration, by its number.
-
-    In training each of ``iterations`` begins with a state of the uncompiled run, so that later steps magnify no
-    difference, and with a state different from the previous one's, so that a value left over from that is wrong
-    even if a batch repeats. Without ``starts`` this is the uncompiled run, and keeps its states as ``keeping`` says (by
-    default one for each iteration, on the host). As many free iterations then continue each other, like a job's.
-    """
-    keeping = keeping or KeptStates(iterations)
-    if program_run.phase == "inference":
-        beginning = starts or [Snapshot.of(program_run, keeping.place)]
-        return _follow_inference(program_run, iterations, step, beginning)
-    before = state_of(program_run)
-    known, records = list(starts), []
-    for iteration in range(iterations):
-        if not starts and iteration < keeping.most:
-            known.append(Snapshot.of(program_run, keeping.place))
-        else:
-            known[iteration % len(known)].restore(program_run)
-        records.append(step(iteration))
-    after = state_of(program_run)
-    known[0].restore(program_run)
-    free = [step(iteration).tensors for iteration in range(iterations, 2 * iterations)]
-    left = after | _trajectory(free)
-    running_on = ({(kind + _FREE, name): value for (kind, name), value in each.items()} for each in free)
-    found = _told(program_run, records, before, state_of(program_run), known)
-    return replace(found, tensors=(*found.tensors, left, *running_on))
-
-
-def _follow_inference(
-    program_run: ProgramRun, iterations: int, step: Callable[[int], StepRecord], starts: Sequence[Snapshot]
-) -> Run:
-    """Let ``step`` run each iteration once: none changes parameters. With the same parameters and a repeated batch, a
-    value left over from the iteration before would be right, so they are varied a little, or taken from several
-    ``starts``.
-    """
-    before, records = state_of(program_run), []
-    for iteration in range(iterations):
-        if len(starts) > 1:
-            starts[iteration % len(starts)].restore(program_run)
-        else:
-            starts[0].vary(program_run, iteration)
-        records.append(step(iteration))
-    after = state_of(program_run)
-    found = _told(program_run, records, before, after, starts[:1])
-    return replace(found, tensors=(*found.tensors, after))
-
-
-def _told(
-    program_run: ProgramRun,
-    records: Sequence[StepRecord],
-    before: Mapping[Key, Tensor],
-    end: Mapping[Key, Tensor],
-    starts: Sequence[Snapshot],
-) -> Run:
-    """Return the run of these iterations, whose parameters and buffers were ``before`` and at the ``end`` as given."""
-    parameters = tuple(name for kind, name in before if kind == "parameter")
-    values = ((key, value) for key, value in before.items() if key[0].startswith("parameter"))
-    return Run(
-        tuple(records),
-        tuple(record.tensors for record in records),
-        parameters,
-        frozenset(key[1] for key, value in values if not torch.equal(value, end[key])),
-        frozenset.intersection(*(record.missing for record in records)) if records else frozenset(),
-        program_run.unsharded,
-        tuple(starts),
-    )
+        Which of the two the device itself uses for a convolution depends on its shape and layout, so a compiled program
+        may get the other one.
+        """
+        with InTf32(factors) as mode:
+            found = self._record_from(eager)
+        if not mode.rounded:
+            return None
+        with full_float32():
+            return self._record_from(eager), found
 
 
-def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
-    """Return each loss over time as one tensor: a single number may come close to the truth by chance."""
-    names = dict.fromkeys(name for tensors in free for kind, name in tensors if kind == "loss")
-    series = {
-        name: [tensors["loss", name].flatten() for tensors in free if ("loss", name) in tensors] for name in names
-    }
-    return {(_TRAJECTORY, name): torch.cat(values) for name, values in series.items()}
-
-
-def seed(iteration: int) -> None:
-    """Seed the iteration, in the same way for all runs."""
-    torch.manual_seed(iteration)
-
-
-def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run | None, str]:
-    """Return the float64 run, or why eager cannot be measured against one."""
-    try:
-        truth = run(build(program, phase, dtype=torch.float64), iterations, eager.starts)
-    except Exception as error:  # any error by which a program refuses it
-        raise_host_fault(error)
-        what = ": ".join(each for each in (type(error).__name__, first_line(str(error))) if each)
-        return None, f"the model does not run in float64 ({what})"
-    for index in range(iterations):
-        for key, value in eager.tensors[index].items():
-            exact = truth.tensors[index].get(key)
-            if key[0] == "output" and value.is_floating_point() and (exact is None or not comparable(value, exact)):
-                return None, f"{key[1]} of iteration {index} is another computation in float64 (random draws differ?)"
-    return truth, ""
-
-
-def _redrawn(program: Program, phase: Phase) -> StepRecord:
-    """Return the first iteration with other random numbers."""
-    program_run = build(program, phase)
-    seed(_OTHER)
-    return record_step(program_run)
-
-
-def judged_beside(eager: Run, reference: Reference) -> Reference:
-    """Return how to judge a run that begins like ``eager``, which has neither a second run nor one in float64."""
-    oracles = tuple(
-        judging(found, found, {}, {key: oracle.allowed for key, oracle in known.items()}, reference.device)
-        for found, known in zip(eager.tensors, reference.oracles, strict=True)
-    )
-    return replace(reference, eager=eager, oracles=oracles, drifts=(None,) * len(oracles))
-
-
-def _moved_by_tf32(reference: Reference) -> float:
-    """Return how far TF32 moves eager's results at most, as a part of a tensor's size: infinitely far for whole
+def _moved_by_tf32(baseline: Baseline) -> float:
+    """Return how far TF32 moves eager's results at most, as a fraction of a tensor's size: infinitely far for whole
     numbers, which it must not move.
     """
-    judged = list(all_of(reference.oracles[: len(reference.eager.records)]))
+    judged = list(all_of(baseline.oracles[: baseline.iterations]))
     if any(each.allowed.rms and not each.eager.is_floating_point() for each in judged):
         return math.inf
-    return max((part(each.allowed, each) for each in judged), default=0.0)
+    return max((each.fraction(each.allowed) for each in judged), default=0.0)
 
 
-def _backwards_due(eager: Run, *, differentiable: bool) -> tuple[bool, ...]:
+def _backwards_due(eager: RecordedRun, *, differentiable: bool) -> tuple[bool, ...]:
     steps = [len(record.missing) < len(eager.parameters) for record in eager.records]
     return tuple(differentiable and (step or not any(steps)) for step in steps)
 
 
 def _rounding_only(oracles: Iterable[Mapping[Key, Oracle]]) -> frozenset[str]:
+    """Return the parameters whose gradients are nothing but rounding in every iteration that has them."""
     found: dict[str, bool] = {}
     for each in oracles:
         for (kind, name), oracle in each.items():
             if kind == "gradient":
                 found[name] = found.get(name, True) and oracle.is_rounding
     return frozenset(name for name, only in found.items() if only)
+
+
+def _draw_alike(eager: StepRecord, truth: StepRecord, redrawn: StepRecord) -> bool:
+    """Return whether float64 is much nearer to eager than eager is to itself with other draws, unless these do not
+    matter: a result of other random numbers is not told from one of another precision by its distance alone.
+    """
+    by_draws, by_type = (_apart(eager.tensors, each.tensors) for each in (redrawn, truth))
+    return not by_draws or by_type <= max(by_draws / 4, _ROUNDING)
+
+
+def _apart(one: Mapping[Key, Tensor], other: Mapping[Key, Tensor]) -> float:
+    """Return how far results of an iteration are apart at most, as a fraction of the largest of their kind."""
+    shared = [key for key in one.keys() & other.keys() if one[key].shape == other[key].shape]
+    largest: dict[str, float] = defaultdict(float)
+    for kind, name in shared:
+        largest[kind] = max(largest[kind], scale_of(one[kind, name]))
+    parts = (scale_of(one[key].double() - other[key].double()) / largest[key[0]] for key in shared if largest[key[0]])
+    return max(parts, default=0.0)

@@ -1,4 +1,4 @@
-"""Builds one program in one phase, ready to run, and records the results of each of its steps."""
+"""Builds a program in one phase, ready to run, and records the results of one of its steps."""
 
 from __future__ import annotations
 
@@ -21,32 +21,28 @@ from service.jobs.spec.compile import Phase
 from service.models.compiled import apply_compile, compile_unit, compile_units
 from service.parallel.boundary import StepBoundary
 
-NO_STATE = torch.empty(0)
-
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Holds the results of one iteration, as CPU copies of local tensors or parts of them (``sampling.kept``).
-
-    ``tensors`` maps ``(kind, name)``, kinds ``loss, output, input, gradient``, to values; ``missing`` names the
-    trainable parameters without a gradient; ``overwritten`` the inputs that were updated in place;
-    ``compiled_backward`` counts compiled nodes of the backwards. ``generator``: the state in which the
-    generator of random numbers was left.
-    """
+    """The results of one step, as copies on the host of this rank's tensors or parts of them (``sampling.kept``)."""
 
     tensors: dict[Key, Tensor]
-    missing: frozenset[str] = frozenset()
-    overwritten: frozenset[str] = frozenset()
-    compiled_backward: int = 0
-    generator: Tensor = NO_STATE
+    """By ``(kind, name)``; the kinds are ``loss``, ``output``, ``input`` and ``gradient``."""
+    missing: frozenset[str]
+    """Trainable parameters that got no gradient."""
+    overwritten: frozenset[str]
+    """Inputs that the step updated in place."""
+    compiled_backward: int
+    """How many compiled nodes its backwards ran."""
+    generator: Tensor
+    """The state in which it left the device's generator of random numbers."""
+    drew: bool
+    """Whether it drew random numbers."""
 
 
 @dataclass(frozen=True)
-class ProgramRun:
-    """A program's parts in a phase, with its steps under way. ``trainable`` are the parameters of its
-    optimizers; ``units`` are the compiled modules; ``copied`` those whose results the boundary copies;
-    ``members`` are all parameters and buffers, each once, as before the first step.
-    """
+class BuiltProgram:
+    """A program's parts in one phase, compiled or not, with its steps under way."""
 
     program: Program
     phase: Phase
@@ -54,11 +50,15 @@ class ProgramRun:
     boundary: StepBoundary
     steps: Iterator[Step]
     trainable: Mapping[str, Tensor]
+    """The parameters of its optimizers, by name."""
     units: Mapping[str, nn.Module]
+    """The compiled modules, by name; none in an uncompiled program."""
     copied: frozenset[str]
+    """The units whose results the boundary copies."""
     members: tuple[Tensor, ...]
+    """All parameters and buffers, each once, as they were before the first step."""
 
-    def restarted(self) -> ProgramRun:
+    def restarted(self) -> BuiltProgram:
         """Return the same parts, from their first step on."""
         boundary = StepBoundary(self.parts.modules, kept=self.parts.kept)
         return replace(self, boundary=boundary, steps=_steps(self.program, self.phase, self.parts, boundary))
@@ -71,39 +71,44 @@ class ProgramRun:
             raise ValueError(f"the program's {self.phase} steps ended; its iterator must never end") from None
 
     @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Return the buffers of all modules by name."""
+        return named_in(self.parts.modules, lambda module: module.named_buffers())
+
+    @property
     def unsharded(self) -> frozenset[str]:
-        """Trainable parameters that FSDP has not put back among the ranks."""
+        """Return the trainable parameters that FSDP has not put back among the ranks."""
         now = named_in(self.parts.modules, lambda module: module.named_parameters())
         sharded = {name for name, value in self.trainable.items() if isinstance(value, DTensor)}
         return frozenset(name for name, value in now.items() if name in sharded and not isinstance(value, DTensor))
 
 
-def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> ProgramRun:
+def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> BuiltProgram:
     """Return new parts, compiled for ``rung`` if given, before their first step."""
     parts = program.build(dtype)
     if rung is None:
-        return _program_run(program, phase, parts, {})
+        return _begin(program, phase, parts, {})
     units = units_of(parts)
     for name in parts.compiled:
         apply_compile(parts.modules[name], rung.backend, rung.mode)
-    return _program_run(program, phase, parts, units)
+    return _begin(program, phase, parts, units)
 
 
-def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> ProgramRun:
+def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> BuiltProgram:
     """Return new parts with only ``unit`` compiled: a module's name in the program, and its path in that."""
     parts = program.build(torch.float32)
     name, _, path = unit.partition(".")
     module = parts.modules[name].get_submodule(path)
     compile_unit(module, rung.backend, rung.mode)
-    return _program_run(program, phase, parts, {unit: module})
+    return _begin(program, phase, parts, {unit: module})
 
 
-def _program_run(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> ProgramRun:
+def _begin(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> BuiltProgram:
     boundary = StepBoundary(parts.modules, kept=parts.kept)
     held = {id(each): each for part in parts.modules.values() for each in (*part.parameters(), *part.buffers())}
     steps = _steps(program, phase, parts, boundary)
     copied = frozenset(name for name in units if name.split(".")[0] in parts.kept)
-    return ProgramRun(program, phase, parts, boundary, steps, _trainable(parts), units, copied, tuple(held.values()))
+    return BuiltProgram(program, phase, parts, boundary, steps, _trainable(parts), units, copied, tuple(held.values()))
 
 
 def units_of(parts: Parts) -> dict[str, nn.Module]:
@@ -116,30 +121,34 @@ def units_of(parts: Parts) -> dict[str, nn.Module]:
     return units
 
 
-def record_step(program_run: ProgramRun) -> StepRecord:
-    """Run one step and return all its results."""
+def record_step(built: BuiltProgram, seed: int) -> StepRecord:
+    """Run the next step with this seed of the random numbers, and return its results."""
+    torch.manual_seed(seed)
+    device = built.program.device
+    fresh = _generator_state(device)
     gradients: dict[Key, Tensor] = {}
     with ExitStack() as stack:
         backwards = stack.enter_context(watched_backwards())
-        for optimizer in program_run.parts.optimizers:
-            hook = optimizer.register_step_pre_hook(partial(_collect, program_run.trainable, gradients))
+        for optimizer in built.parts.optimizers:
+            hook = optimizer.register_step_pre_hook(partial(_collect_gradients, built.trainable, gradients))
             stack.callback(hook.remove)
-        step = program_run.step()
+        step = built.step()
+    generator = _generator_state(device)
     left = {name: after for name, (_, after) in step.inputs.items()}
     by_kind = {"loss": step.losses, "output": step.outputs, "input": left}
     tensors = kept((kind, name, value) for kind, of in by_kind.items() for name, value in of.items())
-    overwritten = {name for name, pair in step.inputs.items() if not torch.equal(*map(local_part, pair))}
-    missing = {name for name in program_run.trainable if ("gradient", name) not in gradients}
+    missing = {name for name in built.trainable if ("gradient", name) not in gradients}
     return StepRecord(
         tensors | gradients,
-        frozenset(missing if program_run.phase == "train" else ()),
-        frozenset(overwritten),
+        frozenset(missing if built.phase == "train" else ()),
+        frozenset(name for name, pair in step.inputs.items() if not torch.equal(*map(local_part, pair))),
         sum(backwards),
-        generator_state(program_run.program.device),
+        generator,
+        drew=not torch.equal(fresh, generator),
     )
 
 
-def generator_state(device: torch.device) -> Tensor:
+def _generator_state(device: torch.device) -> Tensor:
     """Return the state of the generator of random numbers on a device."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
@@ -166,12 +175,12 @@ def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary)
 
 def _trainable(parts: Parts) -> dict[str, Tensor]:
     """Return the optimizers' own parameters by name; FSDP may replace those of the modules meanwhile."""
-    held = frozenset[int]().union(*(_held(optimizer) for optimizer in parts.optimizers))
+    held = frozenset[int]().union(*(_ids_of_parameters(optimizer) for optimizer in parts.optimizers))
     parameters = named_in(parts.modules, lambda module: module.named_parameters())
     return {name: value for name, value in parameters.items() if id(value) in held}
 
 
-def _held(optimizer: Optimizer) -> frozenset[int]:
+def _ids_of_parameters(optimizer: Optimizer) -> frozenset[int]:
     return frozenset(id(value) for group in optimizer.param_groups for value in group["params"])
 
 
@@ -181,10 +190,10 @@ def named_in(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor
     return {prefix.format(part, name): value for part, module in modules.items() for name, value in members(module)}
 
 
-def _collect(
+def _collect_gradients(
     trainable: Mapping[str, Tensor], gradients: dict[Key, Tensor], optimizer: Optimizer, *_: Any, **__: Any
 ) -> None:
     """Note the gradients with which ``optimizer`` is about to step."""
-    own = _held(optimizer)
+    own = _ids_of_parameters(optimizer)
     mine = ((name, value.grad) for name, value in trainable.items() if id(value) in own)
     gradients.update(kept(("gradient", name, gradient) for name, gradient in mine if gradient is not None))

@@ -9,8 +9,9 @@ from service.compilation.instruments.profile import Peak, Profile
 from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.audit import Audit
-from service.compilation.run.baseline import Reference, Run
+from service.compilation.run.baseline import Baseline
 from service.compilation.run.parity import Comparison
+from service.compilation.run.recorded_run import RecordedRun
 from service.compilation.run.timing import Race
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
@@ -38,20 +39,20 @@ class TrainingOutcome:
     backwards_due: tuple[bool, ...] = ()
 
 
-def training_outcome(run: Run, reference: Reference) -> TrainingOutcome:
+def training_outcome(run: RecordedRun, baseline: Baseline) -> TrainingOutcome:
     """Return the fate of the trainable parameters in ``run``, beside eager's."""
-    eager = reference.eager
+    eager = baseline.eager
     lost = (mine.missing - theirs.missing for mine, theirs in zip(run.records, eager.records, strict=True))
     return TrainingOutcome(
         trainable=len(run.parameters),
         unreached=run.missing.union(*lost),
         unreached_eager=eager.missing,
         moved=run.moved,
-        moved_eager=eager.moved - reference.rounding_only,
+        moved_eager=eager.moved - baseline.rounding_only,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
         unsharded=run.unsharded,
-        unused=reference.unused,
-        backwards_due=reference.backwards_due,
+        unused=baseline.unused,
+        backwards_due=baseline.backwards_due,
     )
 
 
@@ -91,6 +92,11 @@ class RungCase:
 
     rung: Rung
     phase: Phase
+
+    @property
+    def name(self) -> str:
+        """Return its name in logs, metrics and files."""
+        return f"{self.phase}/{self.rung.name}"
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ def kept(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, Tensor]:
     complex numbers. Modes that watch a program's operators do not see those of the copying, which are many.
     """
     with internal("torch.utils._python_dispatch._disable_current_modes")():
-        return _on_host(dict(chain.from_iterable(starmap(_compared, members))))
+        return _on_host(dict(chain.from_iterable(starmap(_take_numbers, members))))
 
 
-def _compared(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
+def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
     local = local_part(value)
     if local.layout is not torch.strided:
         local = local.to_dense()

@@ -20,9 +20,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from service.compilation.program.model import LEARNING_RATE, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
-from service.compilation.run.baseline import run
 from service.compilation.run.built_program import build
-from service.compilation.run.recorded_run import state_of
+from service.compilation.run.recorded_run import record_run, state_of
 from service.compilation.rungs import LADDER, RUNGS, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.base import ParallelSpec
@@ -151,9 +150,9 @@ def test_gradients_are_compared_where_no_earlier_difference_is_magnified(ascend:
     assert worst["parameter"].max_abs < 1e-6
     assert worst["trajectory"].iteration == 11
     free, compiled = build(program, "train"), build(program, "train", rung)
-    for program_run in (free, compiled):
-        run(program_run, 11)
-    left, other = (state_of(program_run)["parameter", "w"] for program_run in (free, compiled))
+    for built in (free, compiled):
+        record_run(built, 11)
+    left, other = (state_of(built)["parameter", "w"] for built in (free, compiled))
     assert (left - other).abs().max() > 1e-4
     torch._dynamo.reset()
 

@@ -21,7 +21,7 @@ from service.compilation.instruments import cudagraphs
 from service.compilation.instruments.cudagraphs import watched_captures
 from service.compilation.instruments.profile import Profile, record_profile
 from service.compilation.instruments.recorder import recorder
-from service.compilation.ladder import Result
+from service.compilation.judgement import Result
 from service.compilation.monitor.usage import Usage
 from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import Cost, Observation, RungCase, Timed

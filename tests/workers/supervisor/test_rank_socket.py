@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.reporting import connect
-from workers.supervisor.rank_socket import Admission, Relay
+from workers.supervisor.rank_socket import Admission, RankSocket
 from workers.supervisor.settings import SupervisorSettings
 
 
 def test_a_second_connection_does_not_speak_for_a_rank(tmp_path: Path) -> None:
     said: list[Any] = []
 
-    async def greet_twice() -> Relay:
-        relay = Relay(
+    async def greet_twice() -> RankSocket:
+        relay = RankSocket(
             tmp_path / "socket", tmp_path, said.append, said.append, lambda: None,
             Admission("s3cret", range(1), os.getppid()), SupervisorSettings(),
         )  # fmt: skip
