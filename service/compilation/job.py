@@ -97,7 +97,7 @@ def _climb_here(
     activity = Activity(report, len(rungs) * len(spec.phases))
     activity.begin(0, [RungCase(rung, phase) for phase in spec.phases for rung in rungs])
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
-    plan = replace(plan, share=share, tells=partial(activity.hear, 0))
+    plan = replace(plan, share=share, tells=partial(activity.hear, 0), fullgraph=spec.fullgraph)
     context.report.phase("first rung")
     climbed = _time_results(climb(target.program, rungs, spec.phases, plan, context.should_stop))
     results = list(activity.report_results(climbed))

@@ -109,11 +109,13 @@ class Observation:
     ``own_limit``: a known limit of this rung alone that explains all wrong results. ``audit``: stale memory that parity
     could not see. ``draws``: the result whose distribution differs from eager's, with the random numbers of generated
     code. ``crashed``: a signal ended the process that ran it. ``given_up``: why it was not run to its end, if so.
+    ``must_be_whole``: no graph may break.
     """
 
     case: RungCase
     evidence: CompilerEvidence = field(default_factory=CompilerEvidence)
     error: str = ""
+    must_be_whole: bool = False
     comparisons: tuple[Comparison, ...] = ()
     compared: int = 0
     kinds: frozenset[str] = frozenset()

@@ -40,6 +40,8 @@ class RunPlan:
     tells: Callable[[str], None] = _tell_nobody
     """Called with the name of each run that begins."""
     share: TimeShare = ENDLESS
+    fullgraph: bool = False
+    """Whether a break of a graph is a failure."""
     limit_s: float = math.inf
     """The seconds after which a rung is given up, at the next of its iterations."""
 
