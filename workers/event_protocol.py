@@ -60,7 +60,7 @@ class Greeting:
     rank: int
     channel: Channel
     secret: str
-    """The secret of the group, which :class:`workers.supervisor.relay.Admission` checks."""
+    """The secret of the group, which :class:`workers.supervisor.rank_socket.Admission` checks."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-STOP, SIZE = 0, 1
-"""Places in the memory that all processes share: whether to stop, and the size of the program."""
-UNKNOWN, IS_SMALL, IS_MEDIUM, IS_LARGE = 0, 1, 2, 3
+STOP, PLAN = 0, 1
+"""Places in the memory that all processes share: whether to stop, and the number of the plan by which they climb."""
+UNKNOWN, FINEST = 0, 1
+"""No plan has been chosen yet; the first, with the most processes."""
 RAISED = "raised"
 """The message with which a process sends the exception that ended it."""
 _PARENT_DEATH_SIGNAL = 1
@@ -128,7 +129,7 @@ class Forks:
             serve(Seat(tasks, told, self.shared, self.races, eager))
         except BaseException as error:
             with contextlib.suppress(OSError):
-                told.send((RAISED, _sendable(error)))
+                told.send((RAISED, _make_sendable(error)))
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -156,7 +157,7 @@ def can_fork() -> bool:
     return True
 
 
-def _sendable(error: BaseException) -> BaseException:
+def _make_sendable(error: BaseException) -> BaseException:
     """Return the error, or one with the same message if another process could not read it."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - this process's own

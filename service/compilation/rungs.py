@@ -58,7 +58,7 @@ LADDER: tuple[Rung, ...] = (
     _rung("reduce-overhead", generates_code=True),
 )
 REHEARSAL = Rung("rehearsal", "eager", rehearses=True)
-"""A rung with a backend of its own in every run (``torch_internals.replays``)."""
+"""A rung with a backend of its own in every run (``instruments.replays``)."""
 RUNGS: Mapping[str, Rung] = MappingProxyType({rung.name: rung for rung in LADDER})
 
 

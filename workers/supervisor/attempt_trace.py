@@ -107,11 +107,11 @@ class AttemptTrace:
                 self._enter("instance", rank, began, at, details)
                 self._last[rank] = at
 
-    def launched(self) -> None:
+    def note_launch(self) -> None:
         """Note that torchrun was told to start the ranks."""
         self._launched_s = time.time()
 
-    def ended(self, outcome: PartOutcome, errors: Sequence[ErrorEvent]) -> None:
+    def note_end(self, outcome: PartOutcome, errors: Sequence[ErrorEvent]) -> None:
         """Enter the exceptions that ended ranks, and how the part ended."""
         for error in errors:
             details = {

@@ -1,1 +1,1 @@
-"""Runs one rung of the ladder beside the uncompiled reference, compares the two and times both."""
+"""Runs one rung of the ladder beside the uncompiled baseline, compares the two and times both."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from service.compilation.evidence import CompilerEvidence
+from service.compilation.instruments.profile import Peak, Profile
 from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.audit import Audit
+from service.compilation.run.baseline import Baseline
 from service.compilation.run.parity import Comparison
-from service.compilation.run.reference import Reference, Run
+from service.compilation.run.recorded_run import RecordedRun
 from service.compilation.run.timing import Race
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.profile import Peak, Profile
 from service.jobs.spec.compile import Phase
 
 
@@ -38,20 +39,20 @@ class TrainingOutcome:
     backwards_due: tuple[bool, ...] = ()
 
 
-def training_outcome(run: Run, reference: Reference) -> TrainingOutcome:
+def training_outcome(run: RecordedRun, baseline: Baseline) -> TrainingOutcome:
     """Return the fate of the trainable parameters in ``run``, beside eager's."""
-    eager = reference.eager
+    eager = baseline.eager
     lost = (mine.missing - theirs.missing for mine, theirs in zip(run.records, eager.records, strict=True))
     return TrainingOutcome(
         trainable=len(run.parameters),
         unreached=run.missing.union(*lost),
         unreached_eager=eager.missing,
         moved=run.moved,
-        moved_eager=eager.moved - reference.rounding_only,
+        moved_eager=eager.moved - baseline.rounding_only,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
         unsharded=run.unsharded,
-        unused=reference.unused,
-        backwards_due=reference.backwards_due,
+        unused=baseline.unused,
+        backwards_due=baseline.backwards_due,
     )
 
 
@@ -92,6 +93,11 @@ class RungCase:
     rung: Rung
     phase: Phase
 
+    @property
+    def name(self) -> str:
+        """Return its name in logs, metrics and files."""
+        return f"{self.phase}/{self.rung.name}"
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -103,11 +109,13 @@ class Observation:
     ``own_limit``: a known limit of this rung alone that explains all wrong results. ``audit``: stale memory that parity
     could not see. ``draws``: the result whose distribution differs from eager's, with the random numbers of generated
     code. ``crashed``: a signal ended the process that ran it. ``given_up``: why it was not run to its end, if so.
+    ``must_be_whole``: no graph may break.
     """
 
     case: RungCase
     evidence: CompilerEvidence = field(default_factory=CompilerEvidence)
     error: str = ""
+    must_be_whole: bool = False
     comparisons: tuple[Comparison, ...] = ()
     compared: int = 0
     kinds: frozenset[str] = frozenset()

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.compilation.ladder import Result
+from service.compilation.judgement import Result
 from service.compilation.report.publishing import break_even_steps, gate, highest_safe, unproved
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import summary
 from service.compilation.run.observation import Cost, Observation, RungCase, Timed
-from service.compilation.run.run_rung import RunPlan
+from service.compilation.run.run_plan import RunPlan
 from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
 from service.compilation.rungs import LADDER, climb_to
 from service.compilation.selftest import Proof

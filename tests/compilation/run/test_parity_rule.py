@@ -10,20 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.compilation.run.parity import (
-    Comparison,
-    Noise,
-    Oracle,
-    ParitySettings,
-    comparable,
-    compare,
-    compare_running_on,
-    equal,
-    noise_of,
-    rounding_of,
-    scale_of,
-    terms_scale,
-)
+from service.compilation.run.oracles import Noise, Oracle, comparable, noise_of, rounding_of, scale_of, terms_scale
+from service.compilation.run.parity import Comparison, compare, compare_running_on, equal
+from service.compilation.run.parity_settings import ParitySettings
 from service.compilation.run.sampling import KEPT, WHOLE, kept, signed_sums, spread
 from service.jobs.spec.compile import Tolerance
 

@@ -30,7 +30,7 @@ def claim(attempt: int) -> Claim:
 def test_an_attempt_of_many_steps_is_a_trace_of_few(collector: OtlpReceiver, data: DataLayout) -> None:
     paths = data.job("job_1")
     with traced_attempt(tracing_for("supervisor", os.environ), PARENT, claim(1), paths) as trace:
-        trace.launched()
+        trace.note_launch()
         for step in range(1, 1001):
             trace.take({"type": "metric", "time": 1e9 + step, "rank": 0, "step": step, "values": {"loss": 1.0}})
         trace.take({"type": "span", "time": 1e9, "rank": 1, "name": "rung", "start": 5.0, "end": 6.0})
@@ -38,7 +38,7 @@ def test_an_attempt_of_many_steps_is_a_trace_of_few(collector: OtlpReceiver, dat
         trace.take(bound)
         error = {"type": "error", "time": 1e9, "rank": 1, "error": "ValueError", "message": "no", "traceback": "…"}
         failed = PartOutcome("failed", error=JobError(type="ValueError", message="no"))
-        trace.ended(failed, [error])  # type: ignore[list-item]  # a plain dictionary
+        trace.note_end(failed, [error])  # type: ignore[list-item]  # a plain dictionary
     (attempt,), steps = collector.named("attempt"), collector.named("step")
     assert (attempt.trace, attempt.parent) == tuple(PARENT.split("-")[1:3])
     assert (attempt.failed, attempt.events) == (True, ("exception",))
