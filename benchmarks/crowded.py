@@ -32,7 +32,7 @@ from typing import Any
 from api_process import api_with_broker
 from load_client import Api
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.listing import JobFilter

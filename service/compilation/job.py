@@ -37,10 +37,9 @@ from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.time_share import TimeShare
 from service.compilation.torch_internals.caches import clear_abandoned
 from service.compilation.torch_internals.toolchain import Toolchain, own_cache
-from service.jobs.atomic import atomic_draft, atomic_write
-from service.jobs.runtime import ENDING, Completion, RunContext
+from service.jobs.files import atomic_draft, atomic_write
+from service.jobs.runtime import ENDING, Completion, RunContext, Stopwatch
 from service.jobs.spec.compile import CompileSpec
-from service.jobs.stopwatch import Stopwatch
 from service.models.compiled import COMPILE_CACHE, cache_file
 from service.parallel import distributed
 

@@ -17,7 +17,7 @@ from service.compilation.ladder import Result, climb
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase
 from service.compilation.run.run_rung import RunPlan
-from service.jobs.stopwatch import Stopwatch
+from service.jobs.runtime import Stopwatch
 
 SMALL = 1 << 28
 """Bytes of parameters and buffers up to which several processes hold a program at once."""

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from service.formats.archive import CONFIG, INDEX, unpack, unwrapped, weight_files
 from service.formats.llama import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, read_config, their_names, write_config
-from service.jobs.atomic import atomic_draft
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout, atomic_draft
 from service.jobs.spec.families import TransformerConfig
 from service.models.full_weights import WeightsError
 from service.parallel.distributed import build_once

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from service.jobs.atomic import atomic_draft, atomic_write
+from service.jobs.files import atomic_draft, atomic_write
 from service.jobs.runtime import ENDING, Completion, RunContext
 from service.jobs.spec.data import FileTokens
 from service.jobs.spec.model import TransformerConfig

@@ -23,12 +23,12 @@ from torch import Tensor
 from service.bounds.finite import may_be_undefined
 from service.bounds.graph import UnsupportedModelError
 from service.formats.vnnlib import Query
-from service.jobs.bounds_row import BoundsRow
+from service.jobs.events import BoundsRow
 from service.jobs.runtime import RunContext
 from service.verification.bab.model import CPU
 from service.verification.bab.specification import Specification, specifications
 from service.verification.defined import open_tests, undefined_in
-from service.verification.load.onnx import within
+from service.verification.load.model_file import within
 from service.verification.task import Task
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 

@@ -12,8 +12,8 @@ import redis as redis_py
 from api_world import TRAIN, Keys, bearer
 from fastapi.testclient import TestClient
 
-from api.plain_reads import PlainReads
-from api.security import EXPIRY_HEADER
+from api.callers import EXPIRY_HEADER
+from api.front import PlainReads
 from service.jobs.store import AuditFilter, Store
 from service.jobs.store.keyspace import API_KEYS
 

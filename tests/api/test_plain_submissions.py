@@ -9,7 +9,7 @@ import pytest
 from api_world import TRAIN, Keys, bearer
 from fastapi.testclient import TestClient
 
-from api import plain_submissions
+from api.front import plain_submissions
 from service.jobs.store import AuditFilter, Store, StoreUnavailable, Submission
 
 OF_A_JOB = ("id", "created_at")

@@ -32,7 +32,7 @@ from service.compilation.selftest import Proof, self_test
 from service.compilation.selftest import run as selftest_run
 from service.compilation.selftest.faults import FAULTS
 from service.compilation.torch_internals.caches import clear_abandoned, empty_caches, owned_folder
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig

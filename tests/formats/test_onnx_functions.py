@@ -9,7 +9,8 @@ import torch
 from onnx import TensorProto, helper
 
 from service.bounds.onnx import load
-from service.formats.onnx import OnnxError, parse
+from service.formats.onnx import OnnxError
+from service.formats.onnx.model_file import parse
 
 DOMAIN = "own"
 

@@ -8,7 +8,8 @@ import torch
 from onnx import TensorProto, helper
 
 from service.bounds.onnx import load
-from service.formats.onnx import OnnxError, outline_of, parse
+from service.formats.onnx import OnnxError, outline_of
+from service.formats.onnx.model_file import parse
 
 
 def two(opset: int = 17, second: int = TensorProto.FLOAT) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.jobs.atomic import atomic_draft, atomic_write
+from service.jobs.files import atomic_draft, atomic_write
 
 
 def test_a_small_file_is_replaced_in_one_piece(tmp_path: Path) -> None:

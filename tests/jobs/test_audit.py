@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.audit import AuditEntry, AuditHead, AuditRecord, BrokenChain, chained, digest, verify_chain
+from service.jobs.records.audit import AuditEntry, AuditHead, AuditRecord, BrokenChain, chained, digest, verify_chain
 
 RECORDS = [AuditRecord(action="job.cancel", actor="ann", job=f"job_{index}") for index in range(5)]
 

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from service.jobs import backup
-from service.jobs.backup import BackupError
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import Artifact, AttemptRef, PartOutcome, Superseded
 from service.jobs.spec.train import TrainSpec
-from service.jobs.store import HostReport, Store, StoreLimits
+from service.jobs.store import HostReport, Store, StoreLimits, backup
+from service.jobs.store.backup import BackupError
 
 SPEC = TrainSpec.model_validate(
     {

@@ -17,8 +17,8 @@ from pyarrow import parquet
 from pydantic import TypeAdapter
 
 from api.main import create_app
-from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
-from service.jobs.events import BOUND_FIELDS, MalformedEvent, parse_event
+from service.jobs.events import ROW_VERDICTS, BoundsRow, MalformedEvent, parse_event
+from service.jobs.events.event import BOUND_FIELDS
 from service.jobs.settings import Settings
 from service.verification import results
 from service.verification.verdict import Verdict

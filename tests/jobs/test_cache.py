@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from service.jobs.cache import ABANDONED_S, IN_USE_S, OF_OWNER, trim, used
+from service.jobs.files import OF_OWNER, trim, used
+from service.jobs.files.cache import ABANDONED_S, IN_USE_S
 
 HOUR = 3600.0
 

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from service.jobs import checkpoints
-from service.jobs.checkpoints import DESCRIPTION, FILES, META, WEIGHTS, complete, finished, read, steps_of_weights
-from service.jobs.layout import JobPaths
+from service.jobs.files import (
+    DESCRIPTION,
+    FILES,
+    META,
+    WEIGHTS,
+    JobPaths,
+    checkpoints,
+    complete,
+    finished,
+    read,
+    steps_of_weights,
+)
 
 
 def leave(folder: Path, step: int | str, text: str | None = None) -> Path:

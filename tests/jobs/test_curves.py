@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.jobs.curves import LEVELS, CurveKeeper, MetricSeries, read_curves
+from service.jobs.events.curves import LEVELS, CurveKeeper, MetricSeries, read_curves
 
 
 def written(folder: Path, steps: range, *, name: str = "loss", record: bytes = b"{}\n", rank: int = 0) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from service.jobs.embedded import BrokerError, EmbeddedBroker
+from service.jobs.host.embedded_broker import BrokerError, EmbeddedBroker
 
 
 def test_a_long_path_has_its_socket_elsewhere_and_takes_it_away(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_broker_that_ends_within_its_own_start_is_told_with_its_last_words(
     program.write_text("#!/bin/sh\necho first\necho out of luck\nexit 3\n")
     program.chmod(0o700)
     with monkeypatch.context() as patch:
-        patch.setattr("service.jobs.embedded.find_server", lambda: program)
+        patch.setattr("service.jobs.host.embedded_broker.find_server", lambda: program)
         with pytest.raises(BrokerError, match=r"exited with 3: first \| out of luck"):
             EmbeddedBroker.start(tmp_path / "broker", ready_within_s=120)
     with EmbeddedBroker.start(tmp_path / "broker") as broker:  # the folder's lock is free again
@@ -70,10 +70,10 @@ def test_a_server_that_reads_is_given_its_time_as_long_as_it_gets_on(
     answers: list[dict[str, object]] = [{"loading": 1, "loading_loaded_bytes": size} for size in range(20)]
     moments = iter(range(1000))
     with EmbeddedBroker.start(tmp_path / "broker") as broker, monkeypatch.context() as patch:
-        patch.setattr("service.jobs.embedded.time.monotonic", lambda: float(next(moments)))
+        patch.setattr("service.jobs.host.embedded_broker.time.monotonic", lambda: float(next(moments)))
         for said, message in ((answers, None), ([answers[0]] * 20, "not ready within 5")):
             replies = iter([*said, ready])
-            patch.setattr("service.jobs.embedded._server_info", lambda _, replies=replies: next(replies))
+            patch.setattr("service.jobs.host.embedded_broker._server_info", lambda _, replies=replies: next(replies))
             if message is None:
                 broker._wait_until_ready(5.0)
             else:

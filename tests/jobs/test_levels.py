@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.jobs.levels import is_at_least
+from service.jobs.events import is_at_least
 
 
 @pytest.mark.parametrize(

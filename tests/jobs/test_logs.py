@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.logs import JsonFormatter, RedactingFormatter, log_fields, redacted
+from service.jobs.text import log_fields
+from service.jobs.text.logs import JsonFormatter, RedactingFormatter, redacted
 
 KEY = "tvt_0a1b2c_" + "s3cret-" * 4
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def test_processes_log_as_they_are_told(tmp_path: Path) -> None:
     variables = {"TRIVET_DATA": str(tmp_path), "TRIVET_LOG_FORMAT": "json", "PYTHONPATH": str(ROOT)}
     outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
     script = (
-        "import logging; from service.jobs.settings import Settings; from service.jobs.logs import log_to_stderr; "
+        "import logging; from service.jobs.settings import Settings; from service.jobs.text import log_to_stderr; "
         "s = Settings(); log_to_stderr(s.log_level, '%(message)s', s.log_format, process='api'); "
         f"logging.getLogger('x').warning('key %s', {KEY!r})"
     )

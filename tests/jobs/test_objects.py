@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from object_server import object_server
 
-from service.jobs.layout import DataLayout
-from service.jobs.objects import (
+from service.jobs.files import DataLayout, Folder
+from service.jobs.files.objects import (
     ObjectStore,
     ObjectStoreError,
     RemoteFile,
@@ -21,7 +21,6 @@ from service.jobs.objects import (
     put_upload,
     state_tree,
 )
-from service.jobs.safe_files import Folder
 
 
 @pytest.fixture(scope="module")

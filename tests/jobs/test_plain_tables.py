@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from service.jobs.plain_tables import table
+from service.jobs.runtime.plain_tables import table
 
 SCHEMA = pyarrow.schema(
     [
@@ -39,7 +39,7 @@ def test_pandas_is_not_looked_for() -> None:
         [
             "import io, sys, pyarrow",
             "from pyarrow import parquet",
-            "from service.jobs.plain_tables import table",
+            "from service.jobs.runtime.plain_tables import table",
             "class Finder:",
             "    def find_spec(name, path=None, target=None):",
             "        assert name != 'pandas'",

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from lanes import slow_but_for
 
-from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
+from service.jobs.host import LockedError, ProcessLock, end_processes, holders
 from trivet.child_process import Restarts, ServiceTimes
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
-from service.jobs import safe_files
-from service.jobs.safe_files import Folder, UnsafePathError, remove_tree
+from service.jobs.files import Folder, UnsafePathError, remove_tree, safe_files
 
 HUSH = b"hush"
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from service.jobs.broker_url import BrokerIdentity, broker_url
+from service.jobs.host import ENV_PREFIX
 from service.jobs.settings import Settings, describe
-from service.jobs.settings_file import ENV_PREFIX
+from service.jobs.settings.broker_url import BrokerIdentity, broker_url
 from service.jobs.store import StoreLimits
 
 

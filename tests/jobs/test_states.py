@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.jobs.states import ACTIVE, MOVES, STATES, TERMINAL
+from service.jobs.spec.common import ACTIVE, MOVES, STATES, TERMINAL
 
 
 def test_only_a_retry_leaves_a_terminal_state() -> None:

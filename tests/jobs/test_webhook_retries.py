@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.webhooks import RetrySchedule, sign
+from service.jobs.records.webhooks import RetrySchedule, sign
 
 DAY = RetrySchedule(86_400.0)
 chances = st.floats(0, 1, exclude_max=True)

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.arithmetic import PrecisionSpec
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice, PipelineSpec, TrainSpec

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from service.jobs.audit import AuditAction, AuditEntry, AuditHead, BrokenChain, VerifiedChain, verify_chain
+from service.jobs.records.audit import AuditAction, AuditEntry, AuditHead, BrokenChain, VerifiedChain, verify_chain
 from trivet.cli.context import FAILED, JsonFlag, client, err, fails_well, out, past, print_json, refuse, table
 
 audit_app = typer.Typer(help="The audit log (needs an admin key).", invoke_without_command=True)

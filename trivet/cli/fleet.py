@@ -8,11 +8,11 @@ from typing import Annotated, cast
 
 import typer
 
-from service.jobs.launchers import LOCAL
+from service.jobs.accounts import ROLES, SCOPES, Scope
 from service.jobs.monitoring.alerts import ShownAlert
-from service.jobs.projects import ROLES, SCOPES, Scope
 from service.jobs.records import ApiKey, Host
 from service.jobs.settings import Settings, describe
+from service.jobs.spec.common import LOCAL
 from trivet.cli.context import JsonFlag, client, duration, fails_well, future, out, print_json, refuse, table
 from trivet.cli.jobs import age
 

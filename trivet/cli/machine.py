@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from service.jobs.host import ENV_PREFIX
 from service.jobs.settings import Settings
-from service.jobs.settings_file import ENV_PREFIX
 from trivet.cli.context import JsonFlag, fails_well, out, print_json, refuse
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -66,8 +66,8 @@ def backup(
     as_json: JsonFlag = False,
 ) -> None:
     """Back up the jobs, events, keys, uploads and artifacts of the data folder's service, while it runs."""
-    from service.jobs.backup import BackupError, make  # noqa: PLC0415 - other commands need no store
     from service.jobs.store import Store, StoreUnavailable  # noqa: PLC0415
+    from service.jobs.store.backup import BackupError, make  # noqa: PLC0415 - other commands need no store
 
     settings = Settings()
     if settings.redis_url is not None:
@@ -104,9 +104,9 @@ def restore(
     """Restore a backup into the data folder, which must be empty or absent. Running jobs are queued again: end
     the old service first, or they run there as well.
     """
-    from service.jobs.backup import BackupError, restore  # noqa: PLC0415
-    from service.jobs.embedded import BrokerError  # noqa: PLC0415
-    from service.jobs.private import NotPrivateError  # noqa: PLC0415
+    from service.jobs.host import NotPrivateError  # noqa: PLC0415
+    from service.jobs.host.embedded_broker import BrokerError  # noqa: PLC0415
+    from service.jobs.store.backup import BackupError, restore  # noqa: PLC0415
 
     settings = Settings()
     try:

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from service.jobs.disk import full_disk
-from service.jobs.safe_files import Folder, UnsafePathError
+from service.jobs.files import Folder, UnsafePathError, full_disk
 from workers.rank.stacks import innermost_frame, stacks_file
 from workers.supervisor.lease import News
 from workers.supervisor.outcome import Cause

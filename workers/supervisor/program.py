@@ -45,9 +45,9 @@ def run(group: Group, program: Sequence[str]) -> int:
     """Read the order from standard input and carry it out with this group, which always ends."""
     try:
         # Imported while the launcher imports torch.
-        from service.jobs.layout import DataLayout  # noqa: PLC0415
-        from service.jobs.logs import log_to_stderr  # noqa: PLC0415
-        from service.jobs.supervisor_registry import SupervisorRegistry  # noqa: PLC0415
+        from service.jobs.files import DataLayout  # noqa: PLC0415
+        from service.jobs.host import SupervisorRegistry  # noqa: PLC0415
+        from service.jobs.text import log_to_stderr  # noqa: PLC0415
         from workers.supervisor.attempt import supervise  # noqa: PLC0415
         from workers.supervisor.lease import give_back  # noqa: PLC0415
         from workers.supervisor.settings import SupervisorOrder, SupervisorSettings  # noqa: PLC0415

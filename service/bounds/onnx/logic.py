@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
+from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, aligned
 
 Pair = Callable[[Tensor, Tensor], Tensor]
 MOST_WHOLE = 2**24

@@ -19,23 +19,24 @@ from onnx import TensorProto, helper, numpy_helper
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.unrolled import renamed, with_loops_unrolled, without_sequences
 from service.bounds.onnx.whole_numbers import checked
-from service.bounds.operators.onnx import Array, Call
-from service.formats import onnx as files
+from service.bounds.operators.conversion import Array, Call
 from service.formats.onnx import (
+    FLOATS,
+    OPERATORS,
     batch_of_one,
     constant_conditions,
     counted_loops,
     first_line,
     graph_input,
+    name_of,
+    names_in,
     operator_of,
     opset_of,
+    precision_of,
+    texts_in,
     working_nodes,
 )
-from service.formats.onnx_checks import FLOATS, name_of
-from service.formats.onnx_dependence import names_in
-from service.formats.onnx_halves import precision_of
-from service.formats.onnx_inputs import texts_in
-from service.formats.onnx_operators import OPERATORS
+from service.formats.onnx import model_file as files
 
 _LATER_OUTPUTS_ALONE = frozenset({"GRU", "LSTM", "RNN"})
 """Operators whose first output may be left out, as exporters do where only the last state is used."""

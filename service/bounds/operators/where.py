@@ -15,8 +15,8 @@ from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, has_constant, repeats
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, aligned
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
 from service.bounds.rank_group import RankGroup
 
 

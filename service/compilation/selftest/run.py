@@ -22,7 +22,7 @@ from service.compilation.run.reference import run_reference
 from service.compilation.run.run_rung import RunPlan, rehearse_rung, run_rung_untimed
 from service.compilation.rungs import REHEARSAL
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
-from service.jobs.atomic import atomic_write
+from service.jobs.files import atomic_write
 from service.jobs.spec.compile import Tolerance
 
 PLAN = RunPlan(iterations=5, warm_up=2, steady=5, tolerance=Tolerance(), agree=lambda seconds: seconds)

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from service.jobs.spec.base import ParallelSpec
-from service.jobs.spec.strict import Strict
+from service.jobs.spec.common import ParallelSpec, Strict
 
 IGNORED = -100
 """The label of what is left out of the loss, as collators of Hugging Face's libraries write it."""

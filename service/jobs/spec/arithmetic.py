@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from service.jobs.spec.base import ParallelSpec
-from service.jobs.spec.strict import Strict
+from service.jobs.spec.common import ParallelSpec, Strict
 
 ActivationCheckpoint = Literal["none", "selective", "full"]
 

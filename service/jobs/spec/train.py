@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, Dependency, JobId
+from service.jobs.spec.common import CommonSpec, Dependency, ExportTargets, JobId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, Step, jobs_of
-from service.jobs.spec.notify import ExportTargets
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
-from service.jobs.spec.strict import Strict, disagreement
 from service.schedules import GENERATORS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from service.jobs.projects import (
+from service.jobs.accounts import (
     DEFAULT_PROJECT,
     PROJECT_PATTERN,
     Project,
@@ -21,6 +21,7 @@ from service.jobs.projects import (
     Scope,
 )
 from service.jobs.records import Conflict, NotFound, Problem, Rejected, ServiceAccount
+from service.jobs.records.store_limits import StoreLimits
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keys import ApiKeys, check_grant, project_of
@@ -33,7 +34,6 @@ from service.jobs.store.keyspace import (
     PROJECTS,
     UPLOADS,
 )
-from service.jobs.store_limits import StoreLimits
 
 _PLACEMENT = ("devices", "device_hours")
 """Quotas that the script of placement enforces."""

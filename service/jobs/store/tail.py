@@ -15,7 +15,7 @@ import orjson
 import redis.asyncio as redis
 
 from service.jobs.records import Problem, Rejected
-from service.jobs.states import ACTIVE
+from service.jobs.spec.common import ACTIVE
 from service.jobs.store.client import BrokerClient, translated
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS, JOBS_BY
 from service.jobs.store.outage import BrokerOutage, PatientAsyncPool

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from otlp_receiver import OtlpReceiver, otlp_receiver
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef, Claim, HostShare, JobError, PartOutcome
 from service.jobs.spec.train import TrainSpec
 from service.jobs.tracing import NoTracing, tracing_for
