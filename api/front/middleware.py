@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.callers import EXPIRY_HEADER
 from api.front.errors import plain_detail
-from api.requests import problems
+from api.requests import respond
 from service.jobs.host import ENV_PREFIX
 from service.jobs.settings import LOOPBACK, Settings
 from service.jobs.text import set_log_fields
@@ -76,7 +76,7 @@ class Hardening:
 async def _problem(scope: Scope, receive: Receive, send: Send, status: int, headers: MutableHeaders) -> None:
     """Send a library's plain-text error (a body too large, a bad range) as a problem."""
     kept = {name: headers[name] for name in ("allow", "content-range", "retry-after") if name in headers}
-    response = problems.respond(status, plain_detail(status, scope), headers=kept)
+    response = respond(status, plain_detail(status, scope), headers=kept)
     _harden(scope, response.headers)
     await response(scope, receive, send)
 
@@ -129,12 +129,12 @@ class HostNames:
         if scope["type"] == "http":
             named = Headers(scope=scope).getlist("host")
             if len(named) > 1:  # a proxy in front may have used the other one
-                await problems.respond(400, "the request names more than one Host")(scope, receive, send)
+                await respond(400, "the request names more than one Host")(scope, receive, send)
                 return
             host = named[0] if named else ""
             if not is_known(host, self._names):
                 detail = f"this service is not called {host[:200]!r}; its names are set by {ENV_PREFIX}ALLOWED_HOSTS"
-                await problems.respond(421, detail)(scope, receive, send)
+                await respond(421, detail)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

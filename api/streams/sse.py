@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi.responses import StreamingResponse
 
-from api.callers import Caller
 from api.requests import ProblemError
 from api.streams import frames
 from api.streams.frames import Cursor, Form
@@ -18,7 +17,7 @@ from api.streams.hub import Hub
 from api.streams.subscriptions import Subscription, TooManyStreams
 from service.jobs.records import Job
 from service.jobs.spec.common import TERMINAL, JobState
-from service.jobs.store import Store, StoreUnavailable, in_loop
+from service.jobs.store import Credential, Store, StoreUnavailable, in_loop
 from service.jobs.store.tail import BEGINNING
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -103,9 +102,19 @@ class _EventStream:
         return not subscription.feed.everything and all(known.get(job_id) in TERMINAL for job_id in subscription.jobs)
 
 
+class StreamCaller(Protocol):
+    """The caller, as a stream knows it."""
+
+    @property
+    def credential(self) -> Credential: ...
+
+    @property
+    def project(self) -> str | None: ...
+
+
 def respond(
     hub: Hub,
-    caller: Caller,
+    watcher: StreamCaller,
     cursor: Cursor,
     states: Mapping[str, JobState],
     *,
@@ -117,7 +126,7 @@ def respond(
     many.
     """
     try:
-        hub.check_room(caller.credential)
+        hub.check_room(watcher.credential)
     except TooManyStreams as error:
         raise _too_many(error) from None
 
@@ -125,7 +134,7 @@ def respond(
 
     async def body() -> AsyncIterator[bytes]:
         with hub.subscribe(
-            caller.credential, cursor, states, form, project=caller.project, everything=everything
+            watcher.credential, cursor, states, form, project=watcher.project, everything=everything
         ) as subscription:
             async for chunk in _EventStream(hub, subscription).chunks():
                 yield chunk
@@ -133,7 +142,7 @@ def respond(
     return StreamingResponse(body(), media_type="text/event-stream", headers=_HEADERS)
 
 
-async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, caller: Caller) -> Job:
+async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, watcher: StreamCaller) -> Job:
     """Return the job once it has ended, or as it is after ``within_s`` seconds; no thread waits meanwhile. 401
     if the key was revoked meanwhile.
     """
@@ -143,7 +152,9 @@ async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, ca
         return job
     try:
         states, form = {job_id: job.state}, Form(composite=False)
-        with hub.subscribe(caller.credential, Cursor(base=after), states, form, project=caller.project) as subscription:
+        with hub.subscribe(
+            watcher.credential, Cursor(base=after), states, form, project=watcher.project
+        ) as subscription:
             async with asyncio.timeout(within_s):
                 await _exhaust(_EventStream(hub, subscription).chunks())
             if subscription.revoked:

@@ -6,6 +6,7 @@ from service.formats.onnx.dependence import Dependence, graphs_in, names_in, ord
 from service.formats.onnx.halves import precision_of
 from service.formats.onnx.inputs import inputs_of, texts_in
 from service.formats.onnx.model_file import (
+    INNER,
     LARGEST,
     LARGEST_READ,
     OnnxError,
@@ -21,6 +22,7 @@ from service.formats.onnx.model_file import (
     opset_of,
     outline,
     outline_of,
+    parse,
     unpacked,
     working_nodes,
 )
@@ -29,6 +31,7 @@ from service.formats.onnx.rounds import SEQUENCES, body_of, goes_on
 
 __all__ = [
     "FLOATS",
+    "INNER",
     "LARGEST",
     "LARGEST_READ",
     "OPERATORS",
@@ -57,6 +60,7 @@ __all__ = [
     "ordered",
     "outline",
     "outline_of",
+    "parse",
     "precision_of",
     "read_by",
     "texts_in",
