@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -10,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from service.jobs.accounts import Quotas
 from service.jobs.host import ENV_PREFIX
 from service.jobs.settings import Settings, describe
 from service.jobs.settings.broker_url import BrokerIdentity, broker_url
 from service.jobs.store import StoreLimits
+
+NOT_CHOSEN = {
+    "forget_host_s", "idem_ttl_s", "least_stream_bytes", "list_most", "list_page_bytes", "list_scan", "made_room_s",
+    "objects", "project_stream_bytes", "redispatch_s", "stream_bytes", "stream_cap",
+}  # fmt: skip
+"""Limits without a setting of their name; an operator chooses `objects` as `store`."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +100,36 @@ def test_the_store_obeys_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIVET_LEASE_S")
     monkeypatch.delenv("TRIVET_MAX_FILE_BYTES")
     assert Settings().store_limits == StoreLimits()
+
+
+def test_every_limit_that_has_a_setting_follows_it() -> None:
+    chosen = Settings.model_validate(
+        {
+            "store": "s3://bucket/x",
+            "max_key_days": 30,
+            "keep_uploads_days": 0,
+            "default_quotas": "devices=8, queued_jobs=9",
+        }
+    )
+    limits = chosen.store_limits
+    assert (limits.objects, limits.max_key_days, limits.keep_uploads_days) == ("s3://bucket/x", 30, None)
+    assert limits.default_quotas == Quotas(devices=8, queued_jobs=9)
+    assert {field.name for field in fields(StoreLimits)} - set(Settings.model_fields) == NOT_CHOSEN
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("device=8", "'device' is no quota"),
+        ("devices=many", "devices=many: Input should be a valid integer"),
+        ("devices=1,devices=2", "'devices' is no quota, or is given twice"),
+        ("longest_time_s=1,default_time_s=2", "default_time_s=2 is beyond longest_time_s=1"),
+    ],
+)
+def test_a_default_quota_that_is_wrong_is_named(text: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=said) as refused:
+        Settings.model_validate({"default_quotas": text})
+    assert refused.value.errors()[0]["loc"] == ("default_quotas",)
 
 
 def test_a_password_of_the_broker_is_taken_as_it_is(bare: Path) -> None:

@@ -15,6 +15,7 @@ from service.jobs.accounts.projects import (
     Role,
     Scope,
     owner_in,
+    parse_quotas,
 )
 from service.jobs.accounts.sign_in import ClaimNames, NotAdmitted, Person, parse_rules, person_of
 
@@ -36,6 +37,7 @@ __all__ = [
     "Role",
     "Scope",
     "owner_in",
+    "parse_quotas",
     "parse_rules",
     "person_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 DEFAULT_PROJECT = "default"
 """The project of every key, job and upload that names none."""
@@ -52,6 +52,30 @@ class Quotas(BaseModel):
         description="bytes of all artifacts, and of events in the broker, together; at this number no more jobs are "
         "accepted",
     )
+
+    @property
+    def refuse_their_default(self) -> bool:
+        """Whether a job that names no time limit would get one that these quotas refuse."""
+        longest, default = self.longest_time_s, self.default_time_s
+        return longest is not None and default is not None and default > longest
+
+
+def parse_quotas(text: str) -> Quotas:
+    """Read quotas that are written as ``NAME=NUMBER``, by comma. Raises ``ValueError`` with the entry that is wrong."""
+    entries = [entry.strip().partition("=") for entry in text.split(",") if entry.strip()]
+    names = [name for name, _, _ in entries]
+    for name, _, number in entries:
+        if name not in Quotas.model_fields or names.count(name) > 1:
+            expected = f"each one once, of {', '.join(Quotas.model_fields)}"
+            raise ValueError(f"{name!r} is no quota, or is given twice; expected {expected}")
+        try:
+            Quotas.model_validate({name: number})
+        except ValidationError as error:
+            raise ValueError(f"{name}={number}: {error.errors()[0]['msg']}") from None
+    quotas = Quotas.model_validate({name: number for name, _, number in entries})
+    if quotas.refuse_their_default:
+        raise ValueError(f"default_time_s={quotas.default_time_s:g} is beyond longest_time_s={quotas.longest_time_s:g}")
+    return quotas
 
 
 class ProjectUsage(BaseModel):

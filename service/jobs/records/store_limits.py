@@ -1,63 +1,76 @@
 """Limits the store's data and times, in seconds unless stated otherwise.
 
-Limits that an operator may choose are fields of :class:`service.jobs.settings.Settings`, with their defaults from here.
+A limit that an operator may choose is a field of :class:`service.jobs.settings.Settings` too, by the same name, with
+its default from here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import TypeVar
 
 import orjson
 
+from service.jobs.accounts import Quotas
 from service.jobs.spec.common import LOCAL, ExportTargets
+
+_IN_SCRIPTS = "in scripts"
+T = TypeVar("T")
+
+
+def _for_scripts(default: T) -> T:
+    """Declare a limit that the scripts read too, by this name; one in seconds by the name of its milliseconds."""
+    return field(default=default, metadata={_IN_SCRIPTS: True})
 
 
 @dataclass(frozen=True)
 class StoreLimits:
     """Limits the store's scripts. All times are compared on the store's own clock (``store/lua/lib/core.lua``)."""
 
-    lease_s: float = 15.0
+    lease_s: float = _for_scripts(15.0)
     """A claimed part that is not renewed for this long is lost."""
-    starting_lease_s: float = 60.0
+    starting_lease_s: float = _for_scripts(60.0)
     """A placed part that stays unclaimed for this long is taken back."""
-    heartbeat_s: float = 10.0
+    heartbeat_s: float = _for_scripts(10.0)
     """A host that is silent for this long gets no work."""
-    redispatch_s: float = 5.0
+    redispatch_s: float = _for_scripts(5.0)
     """An unclaimed part is dispatched again after this long."""
-    stream_cap: int = 50_000
+    stream_cap: int = _for_scripts(50_000)
     """Events kept in a job's stream (about)."""
-    stream_bytes: int = 32 << 20
+    stream_bytes: int = _for_scripts(32 << 20)
     """Bytes of events kept in a job's stream."""
-    project_stream_bytes: int = 512 << 20
+    project_stream_bytes: int = _for_scripts(512 << 20)
     """Bytes of events kept in the streams of a project's jobs together; beyond, a job that reports keeps fewer."""
-    least_stream_bytes: int = 1 << 20
+    least_stream_bytes: int = _for_scripts(1 << 20)
     """Bytes of events that a job's stream may have however many its project's other jobs have."""
-    idem_ttl_s: float = 86_400.0
+    idem_ttl_s: float = _for_scripts(86_400.0)
     """An idempotency key is remembered for this long."""
-    max_queue_bypass_s: float = 600.0
+    max_queue_bypass_s: float = _for_scripts(600.0)
     """A job that has waited for longer is never overtaken by backfill."""
-    fair_share_half_life_s: float = 86_400.0
+    fair_share_half_life_s: float = _for_scripts(86_400.0)
     """A project's past use counts half as much after this long, when its share is compared with others'."""
     fair_share_bound_s: float | None = None
     """A job that has waited for longer goes before those of equal priority that were queued later, whatever their
     projects' shares; ``max_queue_bypass_s`` when absent."""
-    quota_window_h: int = 168
+    quota_window_h: int = _for_scripts(168)
     """Hours that quotas of device-hours count, the current one included."""
+    default_quotas: Quotas = field(default_factory=Quotas)
+    """Quotas that a project has when it is created."""
     preemption_min_run_s: float = 300.0
     """A preemptible job has run for this long before it may be asked to make room."""
-    made_room_s: float = 120.0
+    made_room_s: float = _for_scripts(120.0)
     """While jobs make room for another one, nothing behind that takes their devices, for this long at most."""
-    max_lost_attempts: int = 5
+    max_lost_attempts: int = _for_scripts(5)
     """Attempts of a job that may end by no fault of its own (the supervisor, host or broker was lost, nobody claimed
     it) without using a retry; one more fails it."""
-    forget_host_s: float = 86_400.0
+    forget_host_s: float = _for_scripts(86_400.0)
     """A host that is silent for this long is forgotten, with the devices it still held."""
     max_file_bytes: int = 1 << 30
     """The largest uploaded file."""
-    max_job_artifacts: int = 10_000
+    max_job_artifacts: int = _for_scripts(10_000)
     """Artifacts of one job; more are not taken."""
-    max_job_artifact_bytes: int = 1 << 40
+    max_job_artifact_bytes: int = _for_scripts(1 << 40)
     """Bytes of all artifacts of one job."""
     keep_uploads_days: float | None = 30.0
     """An upload expires after so many days without use; ``None`` keeps all."""
@@ -76,8 +89,8 @@ class StoreLimits:
     """URL of the object store for files; without one, all hosts share a folder."""
     launcher: str = LOCAL
     """The launcher of jobs that name none."""
-    max_key_s: float | None = None
-    """Longest life of an API key, in days; the first admin key is exempt."""
+    max_key_days: float | None = None
+    """Longest life of an API key; the first admin key is exempt."""
     max_audit_bytes: int = 1 << 30
     """Bytes of files of the audit log; beyond them the oldest are deleted."""
 
@@ -99,22 +112,7 @@ class StoreLimits:
     @cached_property
     def script_argument(self) -> str:
         """Return the limits as the scripts read them: JSON, times in integer milliseconds."""
-        times = (
-            "lease", "starting_lease", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host",
-            "fair_share_half_life", "made_room",
-        )  # fmt: skip
-        milliseconds = {f"{name}_ms": max(1, round(getattr(self, f"{name}_s") * 1000)) for name in times}
-        milliseconds["fair_share_bound_ms"] = max(1, round(self.longest_overtaken_s * 1000))
-        return orjson.dumps(
-            {
-                **milliseconds,
-                "stream_cap": self.stream_cap,
-                "stream_bytes": self.stream_bytes,
-                "project_stream_bytes": self.project_stream_bytes,
-                "least_stream_bytes": self.least_stream_bytes,
-                "max_lost_attempts": self.max_lost_attempts,
-                "max_job_artifacts": self.max_job_artifacts,
-                "max_job_artifact_bytes": self.max_job_artifact_bytes,
-                "quota_window_h": self.quota_window_h,
-            }
-        ).decode()
+        limits = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get(_IN_SCRIPTS)}
+        limits["fair_share_bound_s"] = self.longest_overtaken_s
+        times = {f"{name[:-2]}_ms": max(1, round(s * 1000)) for name, s in limits.items() if name.endswith("_s")}
+        return orjson.dumps(times | {name: most for name, most in limits.items() if not name.endswith("_s")}).decode()

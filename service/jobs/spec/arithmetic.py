@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from service.jobs.spec.common import ParallelSpec, Strict
+
+DTYPES: Mapping[str, str] = {"fp32": "float32", "bf16": "bfloat16"}
+"""The types of numbers that specs may name, with the names that torch and Hugging Face's files have for them."""
+
+if TYPE_CHECKING:
+    DtypeName = str
+else:
+    DtypeName = Literal[tuple(DTYPES)]
 
 ActivationCheckpoint = Literal["none", "selective", "full"]
 
@@ -14,10 +23,8 @@ ActivationCheckpoint = Literal["none", "selective", "full"]
 class PrecisionSpec(Strict):
     """Chooses the types in which a model is computed and its gradients are summed."""
 
-    param: Literal["fp32", "bf16"] = Field(
-        "fp32", description="the type of forwards and backwards; master weights stay in fp32"
-    )
-    reduce: Literal["fp32", "bf16"] = Field("fp32", description="the type in which gradients are summed over ranks")
+    param: DtypeName = Field("fp32", description="the type of forwards and backwards; master weights stay in fp32")
+    reduce: DtypeName = Field("fp32", description="the type in which gradients are summed over ranks")
     float8: bool = Field(False, description="linear layers in float8; needs a CUDA device of sm_89 or later")
 
     @property

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
+from service.jobs.spec.arithmetic import ActivationCheckpoint, DtypeName, PrecisionSpec
 from service.jobs.spec.common import CommonSpec, Dependency, ExportTargets, JobId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, Step, jobs_of
@@ -137,7 +137,7 @@ class EvaluateSpec(Strict):
 class ExportSpec(ExportTargets):
     """Chooses what a finished job publishes beside ``model.safetensors``, and which services are told of it."""
 
-    huggingface: Literal["fp32", "bf16"] | None = Field(
+    huggingface: DtypeName | None = Field(
         None, description="a folder that Hugging Face's libraries read, with weights of this type; transformers only"
     )
 

@@ -89,7 +89,8 @@ class Store:
         objects = None if limits.objects is None else ObjectStore(limits.objects)
         artifacts = ArtifactStore(client, data, objects)
         jobs = Jobs(client, limits, data, hosts, artifacts)
-        keys, counts = ApiKeys(client, limits.max_key_s), Counts(client)
+        max_key_s = None if limits.max_key_days is None else limits.max_key_days * 86_400
+        keys, counts = ApiKeys(client, max_key_s), Counts(client)
         shares = Shares(client, limits)
         return cls(
             url=url,

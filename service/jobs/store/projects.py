@@ -35,8 +35,6 @@ from service.jobs.store.keyspace import (
     UPLOADS,
 )
 
-_PLACEMENT = ("devices", "device_hours")
-"""Quotas that the script of placement enforces."""
 _DEFAULT = Project(name=DEFAULT_PROJECT, description="jobs, keys and uploads that name no other project")
 
 
@@ -48,11 +46,14 @@ class Projects:
     limits: StoreLimits
 
     def create(self, name: str, description: str = "") -> Project:
-        """Make a project. Raises :class:`Rejected` for an invalid name, :class:`Conflict` for a taken one."""
+        """Make a project with the default quotas. Raises :class:`Rejected` for an invalid name, :class:`Conflict` for
+        a taken one.
+        """
         if re.fullmatch(PROJECT_PATTERN, name) is None:
             raise Rejected([Problem("name", "not a name of a project", name, f"a match of {PROJECT_PATTERN}")])
-        made = Project(name=name, description=description, created_at=decode.moment(round(time.time() * 1000)))
-        if name == DEFAULT_PROJECT or not self.client.call("HSETNX", PROJECTS(), name, _entry(made)):
+        quotas, created = self.limits.default_quotas, decode.moment(round(time.time() * 1000))
+        made = Project(name=name, description=description, created_at=created, quotas=quotas)
+        if name == DEFAULT_PROJECT or not stubs.create_project(self.client, name, _entry(made), _for_placement(quotas)):
             raise Conflict(f"there is a project {name} already")
         return made
 
@@ -81,14 +82,12 @@ class Projects:
         """
         project = self.get(name)
         limits = Quotas(**project.quotas.model_dump() | dict(quotas))
-        longest, default = limits.longest_time_s, limits.default_time_s
-        if longest is not None and default is not None and default > longest:
+        if limits.refuse_their_default:
             message = "beyond the longest time limit that a job may have"
-            accepted = f"at most {longest:g} s, the longest_time_s"
-            raise Rejected([Problem("quotas.default_time_s", message, default, accepted)])
+            accepted = f"at most {limits.longest_time_s:g} s, the longest_time_s"
+            raise Rejected([Problem("quotas.default_time_s", message, limits.default_time_s, accepted)])
         changed = project.model_copy(update={"quotas": limits})
-        placed = {quota: getattr(limits, quota) for quota in _PLACEMENT if getattr(limits, quota) is not None}
-        stubs.set_quotas(self.client, name, _entry(changed), orjson.dumps(placed).decode() if placed else "")
+        stubs.set_quotas(self.client, name, _entry(changed), _for_placement(limits))
         return changed
 
     def usage(self, name: str) -> ProjectUsage:
@@ -125,6 +124,12 @@ class Projects:
     def remove_member(self, name: str, owner: str) -> None:
         """End a membership: the owner's keys of the project stop working, and open streams end."""
         stubs.set_member(self.client, name, owner, "")
+
+
+def _for_placement(quotas: Quotas) -> str:
+    """Return the quotas that the script of placement enforces, as it reads them; empty where there are none."""
+    placed = quotas.model_dump(include={"devices", "device_hours"}, exclude_none=True)
+    return orjson.dumps(placed).decode() if placed else ""
 
 
 def _entry(project: Project) -> str:
