@@ -34,9 +34,9 @@ from service.compilation.selftest.faults import FAULTS
 from service.compilation.torch_internals.caches import clear_abandoned, empty_caches, owned_folder
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
+from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
-from service.jobs.spec.train import CompileChoice
 from service.models import mlp
 from service.models.compiled import COMPILE_CACHE, cache_file
 from service.models.parallelize import ModelRecipe, fingerprint

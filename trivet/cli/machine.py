@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 from service.jobs.host import ENV_PREFIX
 from service.jobs.settings import Settings
 from trivet.cli.context import JsonFlag, fails_well, out, print_json, refuse
+from trivet.cli.exit_codes import ExitCode
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 """A link to the checkout's folder; in an installation, the files themselves."""
@@ -121,7 +122,6 @@ def restore(
         out.print(f"queued again, because they were running when the backup was made: {' '.join(found.queued)}")
 
 
-_WRONG = 1
 _STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
@@ -143,7 +143,7 @@ def doctor(as_json: JsonFlag = False) -> None:
                 out.print(f"          {finding.advice}")
     if as_json:
         print_json({"findings": [asdict(finding) for finding in found]})
-    raise typer.Exit(_WRONG if any(finding.status == "wrong" for finding in found) else 0)
+    raise typer.Exit(ExitCode.FAILED if any(finding.status == "wrong" for finding in found) else ExitCode.DONE)
 
 
 def init(

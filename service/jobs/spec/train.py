@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.spec.arithmetic import ActivationCheckpoint, DtypeName, PrecisionSpec
+from service.jobs.spec.arithmetic import ActivationCheckpoint, CompileChoice, DtypeName, PrecisionSpec
 from service.jobs.spec.common import CommonSpec, Dependency, ExportTargets, JobId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, Step, jobs_of
@@ -99,21 +99,6 @@ class PipelineSpec(Strict):
             free = ", ".join(f"schedule={name}" for name, other in GENERATORS.items() if other.takes_any_stages)
             expected = f"{schedule.stages_per_rank} or null; {free} takes any number"
             raise disagreement("virtual_stages", f"schedule={refusal}", self.stages_per_rank, expected)
-        return self
-
-
-class CompileChoice(Strict):
-    """Chooses what to compile; only modes that the named compile job's gate allows for this configuration are used."""
-
-    train: bool = Field(False, description="compile the training step")
-    inference: bool = Field(False, description="compile the evaluation")
-    gate: JobId | None = Field(None, description="the id of the compile job whose gate allows it")
-
-    @model_validator(mode="after")
-    def _needs_gate(self) -> CompileChoice:
-        if (self.train or self.inference) and self.gate is None:
-            expected = "the id of a compile job whose report allows it"
-            raise disagreement("gate", "compiling needs a gate", self.gate, expected)
         return self
 
 
