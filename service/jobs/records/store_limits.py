@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import orjson
 
-from service.jobs.accounts import Quotas
 from service.jobs.spec.common import LOCAL, ExportTargets
 
 _IN_SCRIPTS = "in scripts"
@@ -55,8 +54,8 @@ class StoreLimits:
     projects' shares; ``max_queue_bypass_s`` when absent."""
     quota_window_h: int = _for_scripts(168)
     """Hours that quotas of device-hours count, the current one included."""
-    default_quotas: Quotas = field(default_factory=Quotas)
-    """Quotas that a project has when it is created."""
+    default_quotas: str = ""
+    """Quotas that a project has when it is created, as :func:`service.jobs.accounts.parse_quotas` reads them."""
     preemption_min_run_s: float = 300.0
     """A preemptible job has run for this long before it may be asked to make room."""
     made_room_s: float = _for_scripts(120.0)

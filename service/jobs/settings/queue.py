@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field, field_validator
 
-from service.jobs.accounts import Quotas, parse_quotas
+from service.jobs.accounts import parse_quotas
 from service.jobs.records.store_limits import StoreLimits
 
 _DAY_S = 86_400.0
@@ -82,7 +82,3 @@ class QueueSettings(BaseModel):
     def _are_quotas(cls, text: str) -> str:
         parse_quotas(text)
         return text
-
-    @property
-    def quotas_of_new_projects(self) -> Quotas:
-        return parse_quotas(self.default_quotas)

@@ -67,11 +67,7 @@ class Settings(
         chosen = {
             each.name: getattr(self, each.name) for each in fields(StoreLimits) if each.name in Settings.model_fields
         }
-        differing: dict[str, Any] = {
-            "objects": self.store,
-            "keep_uploads_days": self.keep_uploads_days or None,
-            "default_quotas": self.quotas_of_new_projects,
-        }
+        differing: dict[str, Any] = {"objects": self.store, "keep_uploads_days": self.keep_uploads_days or None}
         return StoreLimits(**(chosen | differing))
 
     @classmethod

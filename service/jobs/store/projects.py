@@ -19,6 +19,7 @@ from service.jobs.accounts import (
     Quotas,
     Role,
     Scope,
+    parse_quotas,
 )
 from service.jobs.records import Conflict, NotFound, Problem, Rejected, ServiceAccount
 from service.jobs.records.store_limits import StoreLimits
@@ -51,7 +52,7 @@ class Projects:
         """
         if re.fullmatch(PROJECT_PATTERN, name) is None:
             raise Rejected([Problem("name", "not a name of a project", name, f"a match of {PROJECT_PATTERN}")])
-        quotas, created = self.limits.default_quotas, decode.moment(round(time.time() * 1000))
+        quotas, created = parse_quotas(self.limits.default_quotas), decode.moment(round(time.time() * 1000))
         made = Project(name=name, description=description, created_at=created, quotas=quotas)
         if name == DEFAULT_PROJECT or not stubs.create_project(self.client, name, _entry(made), _for_placement(quotas)):
             raise Conflict(f"there is a project {name} already")

@@ -144,7 +144,7 @@ def test_a_project_that_goes_leaves_no_quota(limited: Store, redis: redis_py.Red
 
 def test_a_new_project_has_the_operators_quotas(broker: str, redis: redis_py.Redis, data: DataLayout) -> None:
     """It keeps them when they change, and may have others."""
-    first = Store.connect(broker, data, replace(LIMITS, default_quotas=Quotas(devices=2, queued_jobs=5)))
+    first = Store.connect(broker, data, replace(LIMITS, default_quotas="devices=2,queued_jobs=5"))
     assert (
         first.projects.create("vision").quotas
         == first.projects.get("vision").quotas
