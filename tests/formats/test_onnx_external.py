@@ -14,8 +14,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.onnx import load
-from service.formats.onnx import OnnxError
-from service.formats.onnx.model_file import parse
+from service.formats.onnx import OnnxError, parse
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
 

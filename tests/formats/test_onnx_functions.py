@@ -9,8 +9,7 @@ import torch
 from onnx import TensorProto, helper
 
 from service.bounds.onnx import load
-from service.formats.onnx import OnnxError
-from service.formats.onnx.model_file import parse
+from service.formats.onnx import OnnxError, parse
 
 DOMAIN = "own"
 

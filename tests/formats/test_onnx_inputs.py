@@ -8,8 +8,7 @@ import torch
 from onnx import TensorProto, helper
 
 from service.bounds.onnx import load
-from service.formats.onnx import OnnxError, outline_of
-from service.formats.onnx.model_file import parse
+from service.formats.onnx import OnnxError, outline_of, parse
 
 
 def two(opset: int = 17, second: int = TensorProto.FLOAT) -> bytes:

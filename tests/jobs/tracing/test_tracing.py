@@ -15,7 +15,7 @@ from otlp_receiver import OtlpReceiver, otlp_receiver
 
 from service.jobs.tracing import NoTracing, tracing_for, valid_traceparent
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

@@ -24,7 +24,7 @@ from service.verification import results
 from service.verification.verdict import Verdict
 
 NAMES = [field.name for field in fields(BoundsRow)]
-TYPES_JS = Path(__file__).parents[2] / "api" / "dashboard" / "static" / "lib" / "types.js"
+TYPES_JS = Path(__file__).parents[3] / "api" / "dashboard" / "static" / "lib" / "types.js"
 FIELDS_OF_THE_INTERFACE = [
     "instance", "name", "label", "prediction", "verdict", "lower", "upper", "margin", "method", "decided_by", "reason",
     "note", "seconds", "domains", "counterexample", "counterexample_outputs", "onnxruntime_outputs",

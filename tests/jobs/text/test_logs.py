@@ -17,7 +17,7 @@ from service.jobs.text import log_fields
 from service.jobs.text.logs import JsonFormatter, RedactingFormatter, redacted
 
 KEY = "tvt_0a1b2c_" + "s3cret-" * 4
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def record(message: str, *words: object, error: BaseException | None = None) -> logging.LogRecord:
