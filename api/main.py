@@ -15,17 +15,12 @@ from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.routing import APIRoute
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
-from api import errors
-from api.apart import Apart
-from api.audit_queue import AuditQueue
-from api.checker import Checker, CheckerSettings
-from api.context import Context, attach, context_of
-from api.expensive import ExpensiveAnswers
+from api.callers import AuditQueue, Context, attach, authenticated, context_of, session_cookie
+from api.deliveries import WebhookSender
 from api.exports.sender import JobExports
-from api.middleware import Hardening, HostNames, RequestIds, known_names
-from api.monitoring import V1, Monitor, RequestTimes, Traces
+from api.front import ExpensiveAnswers, Hardening, HostNames, PlainRoutes, RequestIds, errors, known_names
+from api.offload import Apart, Checker, CheckerSettings, FairTurns
 from api.openapi import document
-from api.plain_routes import PlainRoutes
 from api.routes import (
     accounts,
     alerts,
@@ -52,12 +47,9 @@ from api.routes import (
     tree,
     webhooks,
 )
-from api.security import authenticated, session_cookie
+from api.server import V1, Monitor, RequestTimes, Traces
 from api.sign_in.provider import OpenIdProvider, RelyingParty
-from api.stream import Hub
-from api.subscriptions import HubSettings
-from api.turns import FairTurns
-from api.webhook_sender import WebhookSender
+from api.streams import Hub, HubSettings
 from service.jobs.settings import Settings
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
 from service.jobs.store.tail import StreamTail

@@ -32,9 +32,8 @@ from typing import Any
 from api_process import api_with_broker
 from load_client import Api
 
-from service.jobs.checkpoints import FILES, META, WEIGHTS, signed
-from service.jobs.event_files import log_file, rank_file
-from service.jobs.layout import DataLayout, JobPaths
+from service.jobs.events import log_file, rank_file
+from service.jobs.files import FILES, META, WEIGHTS, DataLayout, JobPaths, signed
 from service.jobs.records import AttemptRef
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.listing import JobFilter

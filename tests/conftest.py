@@ -20,8 +20,8 @@ import redis as redis_py
 from hypothesis import settings
 from launching import fresh_torchrun, rank_servers, torchrun
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout, JobPaths
+from service.jobs.files import DataLayout, JobPaths
+from service.jobs.host.embedded_broker import EmbeddedBroker
 
 __all__ = ["broker", "data", "fresh_torchrun", "rank_servers", "redis", "torchrun"]
 

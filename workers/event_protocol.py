@@ -9,7 +9,7 @@ from typing import Literal, cast
 import orjson
 
 from service.jobs.events import ErrorEvent, LogEvent, MalformedEvent, bounded_error, parse_event, parse_object
-from service.jobs.reporting import Channel
+from service.jobs.runtime import Channel
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from api.access import ReadableJob
-from api.context import StoreDep
-from service.jobs.objects import RemoteFile, RemoteFolder
+from api.callers import ReadableJob, StoreDep
+from service.jobs.files import Folder
+from service.jobs.files.objects import RemoteFile, RemoteFolder
 from service.jobs.records import Artifact, NotFound
-from service.jobs.safe_files import Folder
 
 _CHUNK = 1 << 17
 """Bytes of an answer that are sent at once: other requests wait meanwhile."""

@@ -18,7 +18,7 @@ from service.compilation.plans import Plan, chosen
 from service.compilation.prepare import Prepared
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase
-from service.jobs.stopwatch import Stopwatch
+from service.jobs.runtime import Stopwatch
 
 PREPARED, TAKES, DOES, BEGINS, CLIMBED = "prepared", "takes", "does", "begins", "climbed"
 """The messages of a process: its preparations, the rungs that it climbs, the run that begins, that a rung begins, and

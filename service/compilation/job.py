@@ -33,9 +33,8 @@ from service.compilation.run.run_plan import plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.time_share import TimeShare
-from service.jobs.runtime import ENDING, Completion, NullReporter, RunContext
+from service.jobs.runtime import ENDING, Completion, NullReporter, RunContext, Stopwatch
 from service.jobs.spec.compile import CompileSpec
-from service.jobs.stopwatch import Stopwatch
 from service.parallel import distributed
 
 _SELF_TEST = "self-test: each detector must find its fault"

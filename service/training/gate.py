@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RefusedError, RunContext
+from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
-from service.jobs.spec.train import CompileChoice, TrainSpec
+from service.jobs.spec.train import TrainSpec
 from service.models import build
 from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, compiles_blocks, load_portable
 from service.models.parallelize import Fingerprint, ModelRecipe, difference, fingerprint

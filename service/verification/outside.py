@@ -24,11 +24,11 @@ from service.bounds.finite import may_be_undefined
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
 from service.formats.vnnlib import Query
-from service.jobs.bounds_row import BoundsRow
+from service.jobs.events import BoundsRow
 from service.jobs.runtime import RunContext
 from service.verification.bab.specification import CPU, Specification, specifications
 from service.verification.defined import open_tests, undefined_in, undefined_within
-from service.verification.load.onnx import within
+from service.verification.load.model_file import within
 from service.verification.task import Task
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 

@@ -19,7 +19,7 @@ from service.bounds.exact_forms import Ends, Plane, keeps_to, may_keep
 from service.bounds.network import Network, prepare
 from service.bounds.progress import OutOfTimeError
 from service.formats.vnnlib import Disjunct, Halfspace, Query, contradict
-from service.jobs.bounds_row import BoundsRow
+from service.jobs.events import BoundsRow
 from service.jobs.runtime import Reporter, RunContext
 from service.jobs.spec.verify import SECONDS, SECONDS_OF_BOUNDS
 from service.parallel.tensor import local_copy

@@ -33,7 +33,7 @@ from service.verification.results import NonlinearLayer
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
-    from service.bounds.operators.onnx import Array
+    from service.bounds.operators.conversion import Array
 
 FLOATS_PER_VALUE = 8
 """Numbers held for each value of an instance: its bounds, the lines of its relaxation, and temporary values."""

@@ -16,8 +16,8 @@ import pytest
 from api_world import Keys, Server, bearer, serving
 from waiting import eventually
 
-from api.problems import ProblemError
-from api.turns import FairTurns
+from api.offload import FairTurns
+from api.requests import ProblemError
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 from service.jobs.store.listing import Listing

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.frames import Cursor, Form, Frame, FrameBatch, batches, in_order
+from api.streams import Cursor
+from api.streams.frames import Form, Frame, FrameBatch, batches, in_order
 from service.jobs.store.tail import RawEvent, ReadEvents, parse_id
 
 JOBS = ["job_a", "job_b", "job_c"]

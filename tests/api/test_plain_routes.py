@@ -13,8 +13,8 @@ import redis as redis_py
 from api_world import TRAIN, Keys, bearer
 from fastapi.testclient import TestClient
 
-from api import plain_routes
-from api.security import EXPIRY_HEADER
+from api.callers import EXPIRY_HEADER
+from api.front import plain_routes
 from service.jobs.store import AuditFilter, Store, StoreUnavailable
 from service.jobs.store.keyspace import API_KEYS
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import redis as redis_py
 
-from api.frames import Cursor, Form, batches
-from api.stream import Hub
-from api.subscriptions import HubSettings
+from api.streams import Cursor, Hub, HubSettings
+from api.streams.frames import Form, batches
 from service.jobs.store import Credential
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS
 from service.jobs.store.tail import ReadEvents, StreamTail, parse_id

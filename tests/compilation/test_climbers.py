@@ -33,7 +33,7 @@ from service.compilation.report.rows import rung_row
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import LADDER
 from service.compilation.time_share import ENDLESS, TimeShare
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec, Phase
 from service.parallel.boundary import StepBoundary

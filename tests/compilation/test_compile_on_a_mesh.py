@@ -26,7 +26,7 @@ def climb_in_group(parallel: dict[str, int], model: dict[str, Any], folder: str,
 
     from service.compilation import job
     from service.compilation.selftest import Proof
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
@@ -241,7 +241,7 @@ def kept_between_forwards(folder: str) -> Any:
     from torch.distributed.tensor import DTensor
 
     from service.compilation.program.target import target_of
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
@@ -353,7 +353,7 @@ def diagnose_on_a_mesh(folder: str) -> Any:
     from service.compilation.program.model import ModelProgram, SampleBatch
     from service.compilation.ranks.group import slowest
     from service.compilation.rungs import Rung
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel import mesh as meshes
     from service.parallel.fsdp import Precision, apply_fsdp

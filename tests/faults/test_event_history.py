@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from waiting import LIMIT_S, eventually
 from worker_fleet import SHORT_LEASES, Fleet, MortalBroker, processes_of
 
-from api import history
-from service.jobs.event_files import rank_file
-from service.jobs.events import event_key
+from api.reads import history
+from service.jobs.events import event_key, rank_file
 from service.jobs.records import AttemptRef
 from workers.supervisor.collector import METRIC, select_unrelayed
 

@@ -17,8 +17,8 @@ from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.onnx import load
 from service.bounds.onnx.reading import Runtime, parse
-from service.bounds.operators.onnx import Array
-from service.jobs.layout import DataLayout
+from service.bounds.operators.conversion import Array
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.rounding_guard import FACTOR

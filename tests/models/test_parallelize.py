@@ -54,7 +54,7 @@ def compare_structures(folder: str, one_of: int) -> Any:
     from service.compilation.program import target
     from service.compilation.run import built_program
     from service.compilation.rungs import RUNGS
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec.compile import CompileSpec
     from service.jobs.spec.train import TrainSpec

@@ -13,7 +13,7 @@ from waiting import eventually
 from worker_fleet import Fleet, rank_process
 
 from service.jobs.events import MalformedEvent
-from service.jobs.reporting import connect
+from service.jobs.runtime import connect
 from workers.event_protocol import Greeting
 from workers.supervisor.rank_socket import Admission, is_descendant
 

@@ -18,7 +18,7 @@ import torch
 from archives import zipped
 from pydantic import TypeAdapter
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.model import ModelRef
 from service.models import reference
 from service.models.data import arrays

@@ -12,10 +12,11 @@ from onnx import ModelProto, TensorProto, helper
 from serving import problems, stored
 
 from service.formats.archive import FREE_COMPRESSED, Unpacking, UploadError
-from service.formats.onnx import MOST_FIELDS, OnnxError, parse_unpacked
+from service.formats.onnx import OnnxError
+from service.formats.onnx.model_file import MOST_FIELDS, parse_unpacked
 from service.formats.protobuf import has_more_fields
 from service.jobs.checks.queries import MOST_SHOWN
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import LONGEST_TEXT
 
 DECLARED = "(declare-const X_0 Real)\n(declare-const Y_0 Real)\n(assert (<= X_0 1))\n(assert (>= X_0 0))\n"

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.layout import DataLayout
-from service.jobs.spec.arithmetic import PrecisionSpec
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.files import DataLayout
+from service.jobs.spec.arithmetic import CompileChoice, PrecisionSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
-from service.jobs.spec.train import CompileChoice, PipelineSpec, TrainSpec
+from service.jobs.spec.train import PipelineSpec, TrainSpec
 from service.models.parallelize import ModelRecipe, difference, fingerprint
 from service.training.gate import GateError, allowed_modes, gate_fingerprints, lowest, portable_caches
 

@@ -22,7 +22,7 @@ from training_runs import JOB, TRANSFORMER, train, upload
 
 from service.formats import archive
 from service.formats.llama import LlamaError, read_config, their_names, write_config
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.model import TransformerConfig
 from service.models import WeightsError, huggingface
 

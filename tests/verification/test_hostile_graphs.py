@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hostile_judge import fault_of
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 
 
 def faults(seeds: range, data: DataLayout) -> dict[int, str]:

@@ -16,8 +16,8 @@ from verify_jobs import context
 
 from service.bounds.onnx.own_file import OwnFile
 from service.bounds.onnx.reading import Runtime, parse
-from service.bounds.operators.onnx import Array
-from service.jobs.layout import DataLayout
+from service.bounds.operators.conversion import Array
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.bab.specification import Specification

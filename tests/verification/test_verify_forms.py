@@ -16,7 +16,7 @@ from verify_jobs import Recorder, context, trained_model
 from verify_jobs import specification as of_digits
 
 from service.bounds.onnx import load
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.verification import job
 
 

@@ -15,12 +15,10 @@ from typing import Any, cast
 
 import orjson
 
-from service.jobs.event_files import host_file
-from service.jobs.events import RECORDED_ONLY, ArtifactEvent, Event
-from service.jobs.layout import DataLayout
+from service.jobs.events import RECORDED_ONLY, ArtifactEvent, Event, host_file
+from service.jobs.files import DataLayout, Folder
 from service.jobs.records import Artifact, Claim, Superseded
 from service.jobs.runtime import GATE_ARTIFACTS
-from service.jobs.safe_files import Folder
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.tracing import tracing_for
 from workers import event_protocol

@@ -18,14 +18,11 @@ from typing import Any
 
 import psutil
 
-from service.jobs import rendezvous_folder
-from service.jobs.event_files import rank_file
-from service.jobs.layout import JobPaths
-from service.jobs.projects import owner_in
-from service.jobs.rank_words import OddWord, read_object
+from service.jobs.accounts import owner_in
+from service.jobs.events import OddWord, rank_file, read_object
+from service.jobs.files import Folder, JobPaths
 from service.jobs.records import Claim
-from service.jobs.runtime import LARGEST_RESULT, RESULT
-from service.jobs.safe_files import Folder
+from service.jobs.runtime import LARGEST_RESULT, RESULT, rendezvous_folder
 from service.jobs.store import Store
 from workers.rank.stacks import stacks_file
 
@@ -125,7 +122,7 @@ class Rendezvous:
     """The meeting point of an attempt's launchers and ranks, and this host's network interface for ranks."""
 
     folder: Path
-    """See :mod:`service.jobs.rendezvous_folder`."""
+    """See :mod:`service.jobs.runtime.rendezvous_folder`."""
     address: str
     """The address of the leading host."""
     interface: str

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.events import ErrorEvent
-from service.jobs.layout import JobPaths
-from service.jobs.logs import set_log_fields
+from service.jobs.files import Folder, JobPaths
 from service.jobs.records import Claim, PartOutcome
-from service.jobs.safe_files import Folder
 from service.jobs.store import Store
+from service.jobs.text import set_log_fields
 from service.jobs.tracing import TraceSpan, Tracing, trace_id, valid_traceparent
 from workers.supervisor.lease import retry_until
 from workers.supervisor.settings import SupervisorSettings

@@ -9,9 +9,18 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from service.jobs.curves import CurveKeeper
-from service.jobs.event_files import EventReader, attempt_folders, rank_file, recorded, unread_words
-from service.jobs.events import Event, MalformedEvent, event_key, parse_event
+from service.jobs.events import (
+    Event,
+    EventReader,
+    MalformedEvent,
+    attempt_folders,
+    event_key,
+    parse_event,
+    rank_file,
+    recorded,
+    unread_words,
+)
+from service.jobs.events.curves import CurveKeeper
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store
 from workers import event_protocol

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from service.jobs.disk import full_disk
+from service.jobs.files import full_disk
 from workers.supervisor.lease import News
 from workers.supervisor.outcome import Cause
 

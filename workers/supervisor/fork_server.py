@@ -18,11 +18,12 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from workers import forks
 from workers.imports import uncollected
 from workers.linux import die_with_parent, present_as, use_large_pages
+from workers.supervisor.group import Group
 from workers.supervisor.image import ImportedImage
 
 READY = b"ready"
@@ -34,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class ForkServer:
-    """Serves the agent at the other end of standard input, a message socket."""
+    """Serves the agent at the other end of standard input, a message socket. Each fork calls ``run``."""
 
-    def __init__(self, program: Sequence[str], *, own_namespaces: bool, preload: bool) -> None:
-        self._program, self._own_namespaces, self._preload = program, own_namespaces, preload
+    def __init__(self, run: Callable[[Group], int], *, own_namespaces: bool, preload: bool) -> None:
+        self._run, self._own_namespaces, self._preload = run, own_namespaces, preload
         self._control = socket.socket(fileno=os.dup(0))
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -88,9 +89,6 @@ class ForkServer:
         The agent's environment, which ranks must not see, comes before the order and after the launcher has been
         forked.
         """
-        from workers.supervisor.group import Group  # noqa: PLC0415
-        from workers.supervisor.program import run  # noqa: PLC0415
-
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.write(0, b"%d" % os.getpid())
         present_as([sys.executable, "-m", "workers.supervisor"], {})
@@ -98,7 +96,7 @@ class ForkServer:
         if line := sys.stdin.readline():
             os.environ.clear()
             os.environ.update(json.loads(line))
-        return run(group, self._program)
+        return self._run(group)
 
 
 def _import(*, preload: bool) -> dict[str, str]:

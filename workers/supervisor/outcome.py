@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from service.jobs.disk import DISK_FULL
 from service.jobs.events import LONGEST_MESSAGE, LONGEST_WORDS, ErrorEvent
+from service.jobs.files import DISK_FULL
 from service.jobs.records import JobError, PartOutcome
 from service.jobs.text import shortened
 

@@ -17,9 +17,8 @@ from pathlib import PurePosixPath
 from typing import BinaryIO, cast
 
 from service.jobs.events import ArtifactEvent, Event
-from service.jobs.layout import JobPaths
+from service.jobs.files import Folder, JobPaths, UnsafePathError
 from service.jobs.records import Artifact, AttemptRef, Conflict, Superseded
-from service.jobs.safe_files import Folder, UnsafePathError
 from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.store.artifacts import FOLDER
 from workers import event_protocol

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from service.jobs.safe_files import Folder, UnsafePathError
+from service.jobs.files import Folder, UnsafePathError
 from workers.rank.stacks import innermost_frame, stacks_file
 from workers.supervisor.rank_socket import RankSocket
 from workers.supervisor.settings import SupervisorSettings

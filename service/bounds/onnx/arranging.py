@@ -14,7 +14,7 @@ from service.bounds.flat import by_instance
 from service.bounds.onnx.places import gathered, gathered_elements
 from service.bounds.onnx.reading import run_alone
 from service.bounds.onnx.selecting import looked_up
-from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, axis, integers, number
+from service.bounds.operators.conversion import Array, Call, Converter, Shape, Value, Values, axis, integers, number
 
 OF_AXES = ("axes", "scales", "keep_aspect_ratio_policy")
 """Attributes of ``Resize`` that are about some of its dimensions."""

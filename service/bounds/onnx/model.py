@@ -15,9 +15,8 @@ from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.places import KEEPING
 from service.bounds.onnx.quantised import saturation
 from service.bounds.onnx.reading import CannotRunError, Description, Runtime, describe, parse
-from service.bounds.operators.onnx import ABSENT, Array, Call, Converted, Found, Places, Value
-from service.formats.onnx import first_line
-from service.formats.onnx_operators import advice
+from service.bounds.operators.conversion import ABSENT, Array, Call, Converted, Found, Places, Value
+from service.formats.onnx import advice, first_line
 
 CHECKED_INPUTS, NEARBY = 6, 64
 TOLERANCE, OF_HALVES = 1e-4, 1e-2

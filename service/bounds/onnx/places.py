@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import chosen, positive
-from service.bounds.operators.onnx import Call, Places, Shape, Value, Values
+from service.bounds.operators.conversion import Call, Places, Shape, Value, Values
 
 MOST_PAIRS, MOST_PLACED = 2**12, 2**22
 """The most pairs of entries in a row that are compared, and the most entries that may be put somewhere."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.onnx import Call, Converted, Converter, Shape, Value, Values, optional
+from service.bounds.operators.conversion import Call, Converted, Converter, Shape, Value, Values, optional
 
 State = tuple[Tensor, ...]
 """Hidden values ``(…, batch, hidden)``, and those of the cell of an LSTM."""

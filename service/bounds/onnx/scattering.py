@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.onnx.places import scattered
-from service.bounds.operators.onnx import Array, Call, Converter, Shape, Values
+from service.bounds.operators.conversion import Array, Call, Converter, Shape, Values
 
 
 def _scatter_elements(call: Call, values: Values, shape: Shape) -> Tensor:

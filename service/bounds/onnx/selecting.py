@@ -11,7 +11,7 @@ from torch import Tensor
 
 from service.bounds.onnx.logic import MOST_WHOLE, positive
 from service.bounds.onnx.places import can_rank, ranked
-from service.bounds.operators.onnx import Call, Converter, Found, Shape, Value, Values, axis
+from service.bounds.operators.conversion import Call, Converter, Found, Shape, Value, Values, axis
 
 MOST_COMPARISONS, MOST_ENTRIES, MOST_CHOSEN_FROM = 512, 2**24, 2**22
 """Comparisons of entries in a row, entries of a matrix of samples, and of the tables of all indices together."""

@@ -30,9 +30,8 @@ from service.compilation.run.observation import RungCase
 from service.compilation.run.recorded_run import record_run
 from service.compilation.run.run_plan import RunPlan
 from service.compilation.rungs import Rung
-from service.jobs.runtime import RunContext
+from service.jobs.runtime import RunContext, Stopwatch
 from service.jobs.spec.compile import Tolerance
-from service.jobs.stopwatch import Stopwatch
 from service.models.compiled import as_compiled
 
 log = logging.getLogger(__name__)

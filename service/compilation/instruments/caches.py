@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from service.jobs.atomic import atomic_write
+from service.jobs.files import atomic_write
 from service.torch_internals.table import internal, internal_if_there
 
 _FOLDERS = "trivet-compile-"

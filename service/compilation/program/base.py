@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.parallel.boundary import StepBoundary
 from service.parallel.mesh import Mesh
 

@@ -13,7 +13,7 @@ from service import models
 from service.compilation.program.base import Maker, Program, Site
 from service.compilation.program.model import ModelProgram, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.plugins import Features, ProgramConfig, Tokens
 from service.jobs.plugins.declarations import dotted
 from service.jobs.runtime import RunContext

@@ -16,7 +16,7 @@ from service.compilation.report.rows import counts, rung_row
 from service.compilation.report.summary import causes, summary
 from service.compilation.run.observation import Cost
 from service.compilation.selftest import Proof, SelfTest
-from service.jobs.atomic import atomic_draft, atomic_write
+from service.jobs.files import atomic_draft, atomic_write
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec, Phase
 from service.models.compiled import COMPILE_CACHE, cache_file

@@ -23,7 +23,7 @@ from service.compilation.run.observe_rung import observe_rung_untimed, rehearse_
 from service.compilation.run.run_plan import RunPlan
 from service.compilation.rungs import REHEARSAL
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
-from service.jobs.atomic import atomic_write
+from service.jobs.files import atomic_write
 from service.jobs.spec.compile import Tolerance
 
 PLAN = RunPlan(iterations=5, warm_up=2, steady=5, tolerance=Tolerance(), agree=lambda seconds: seconds)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import Literal
 
-from service.jobs.launchers import LOCAL, launchers, unknown_launcher
 from service.jobs.plugins import CheckContext, CommonSpec, DataConfig, Features, ModelConfig, ParallelSpec, Tokens
 from service.jobs.records import Problem
+from service.jobs.spec.common import LOCAL, launchers, unknown_launcher
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.data import DataSpec, FileArrays
 from service.jobs.spec.model import FromHuggingFace, FromJob, ModelRef, TransformerConfig

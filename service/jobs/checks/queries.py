@@ -52,7 +52,7 @@ def check_queries(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf
 
 
 def _unreadable(error: ValueError, model: FromOnnx) -> Problem:
-    from service.formats.onnx_chosen import ChoiceError  # noqa: PLC0415 - brings onnx, which only these jobs need
+    from service.formats.onnx import ChoiceError  # noqa: PLC0415 - brings onnx, which only these jobs need
 
     if isinstance(error, ChoiceError):
         return Problem(error.field, str(error), model.choices()[error.field.removeprefix("model.")], error.expected)
@@ -120,8 +120,7 @@ def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) ->
 
 
 def _outline(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf) -> Outline | None:
-    from service.formats.onnx import Outline, outline  # noqa: PLC0415 - brings onnx, which only these jobs need
-    from service.formats.onnx_chosen import chosen  # noqa: PLC0415
+    from service.formats.onnx import Outline, chosen, outline  # noqa: PLC0415 - brings onnx, which only these jobs need
 
     if isinstance(spec.model, FromOnnx):
         content = path_of(spec.model.onnx)

@@ -9,10 +9,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from service.jobs.plugins import ProgramConfig, ProgramKind
 from service.jobs.plugins.catalogue import catalogue
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, Dependency
+from service.jobs.spec.common import CommonSpec, Dependency, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
-from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
 
 PROGRAMS = catalogue(ProgramKind, ())

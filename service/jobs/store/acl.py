@@ -63,6 +63,7 @@ API_SCRIPTS: tuple[_AnyScript, ...] = (
     stubs.count_jobs,
     stubs.count_within,
     stubs.create_account,
+    stubs.create_project,
     stubs.delete,
     stubs.delete_account,
     stubs.delete_project,

@@ -11,13 +11,12 @@ from typing import cast
 import orjson
 
 from service.jobs.records import JobCounts, JobPage, ListedJob, Problem, Rejected
-from service.jobs.spec.base import JOB_ID
-from service.jobs.states import ACTIVE, STATES, TERMINAL, JobState
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.spec.common import ACTIVE, JOB_ID, STATES, TERMINAL, JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import JOBS_BY
 from service.jobs.store.queue import Queue
-from service.jobs.store_limits import StoreLimits
 from service.jobs.text import folded
 
 NO_SWEEP = "none"

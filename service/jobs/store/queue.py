@@ -13,16 +13,16 @@ from datetime import UTC, datetime, timedelta
 
 import orjson
 
-from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.accounts import DEFAULT_PROJECT
 from service.jobs.queue.fair_share import PendingJob, Use, in_order
 from service.jobs.queue.forecast import Fleet, Known, RunningJob, Start, expected, forecast
 from service.jobs.records import Host, Problem, ProjectShare, QueueLine, QueuePage, Rejected, StartEstimate
-from service.jobs.states import ACTIVE
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.spec.common import ACTIVE
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keyspace import CAPACITY, WEIGHTS
-from service.jobs.store_limits import StoreLimits
 
 HEAVIEST = 1e6
 

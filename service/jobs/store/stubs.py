@@ -123,6 +123,11 @@ def read_device_use(limits: str, project: str) -> tuple[str, str]:
     """Return the devices that a project holds, and the device-ms that it has used in the window."""
 
 
+@script("create_project")
+def create_project(project: str, entry: str, placement_quotas: str) -> int:
+    """Keep a new project; return 0 where there is one of this name."""
+
+
 @script("set_quotas")
 def set_quotas(project: str, entry: str, placement_quotas: str) -> int:
     """Keep a project with changed quotas."""

@@ -17,7 +17,7 @@ import redis.asyncio as redis
 from redis.exceptions import NoScriptError
 
 from service.jobs.records import Problem, Rejected
-from service.jobs.states import ACTIVE
+from service.jobs.spec.common import ACTIVE
 from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient, translated
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS, JOBS_BY

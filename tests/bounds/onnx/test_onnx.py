@@ -24,8 +24,7 @@ from service.bounds.onnx import OnnxModel, load
 from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.reading import Runtime, parse
 from service.bounds.onnx.stored import store, stored, type_of
-from service.formats.onnx import operator_of
-from service.formats.onnx_operators import OPERATORS
+from service.formats.onnx import OPERATORS, operator_of
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -25,7 +25,7 @@ from service.compilation.run.built_program import build
 from service.compilation.run.recorded_run import record_run, state_of
 from service.compilation.rungs import LADDER, RUNGS, Rung
 from service.compilation.selftest import backends
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.parallel import mesh
 from service.parallel.pipeline.transport import connect
 from service.schedules import generator

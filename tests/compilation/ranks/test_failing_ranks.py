@@ -24,7 +24,7 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     from service.compilation import job, phase_observer, rungs
     from service.compilation.ranks import group
     from service.compilation.selftest import backends
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed

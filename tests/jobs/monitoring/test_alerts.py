@@ -9,7 +9,7 @@ import pytest
 import redis as redis_py
 import yaml
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.monitoring.alerts import ALERTS, REMEMBERED_S, WATCHED, Alert, evaluate
 from service.jobs.monitoring.catalogue import METRICS
 from service.jobs.monitoring.conditions import Increase, Latest, Moment, ServiceUnreachable

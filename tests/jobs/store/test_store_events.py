@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, PartOutcome, Rejected
 from service.jobs.store import Store, StoreLimits
 from service.jobs.store.keyspace import EVENT_BYTES, JOB_EVENTS

@@ -6,7 +6,7 @@ import os
 
 from otlp_receiver import OtlpReceiver
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef, Claim, HostShare, JobError, PartOutcome
 from service.jobs.spec.train import TrainSpec
 from service.jobs.tracing import Tracing, tracing_for

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from service.jobs.curves import read_curves
-from service.jobs.event_files import rank_file
-from service.jobs.events import Event, MalformedEvent
+from service.jobs.events import Event, MalformedEvent, rank_file
+from service.jobs.events.curves import read_curves
 from workers.event_protocol import log_event
 from workers.supervisor.collector import Collector
 from workers.supervisor.settings import SupervisorSettings

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from service.jobs.reporting import connect
+from service.jobs.runtime import connect
 from workers.supervisor.rank_socket import Admission, RankSocket
 from workers.supervisor.settings import SupervisorSettings
 
