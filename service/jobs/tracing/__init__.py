@@ -1,4 +1,4 @@
-"""Traces a job from its request to its steps. Only a service that exports traces imports ``otlp``."""
+"""Traces a job from its request to its steps."""
 
 from service.jobs.tracing.traces import (
     Attributes,
