@@ -86,7 +86,7 @@ class StreamTail:
         """
         if not cursors:
             return {}
-        words = (count, most_bytes, *chain.from_iterable(cursors.items()))
+        words: list[str | int] = [count, most_bytes, *chain.from_iterable(cursors.items())]
         streams: dict[Any, Any] = {JOB_EVENTS(job_id): cursor for job_id, cursor in cursors.items()}
         with translated():
             rows = await self._script(stubs.read_events, words)
