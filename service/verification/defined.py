@@ -73,12 +73,20 @@ def _at_once(task: Task) -> int:
     return max(1, min(MOST_BOXES, MOST_NUMBERS // task.engine.entries))
 
 
+OF_A_MESH = (
+    "; a question whether a value is a number (IsNaN, IsInf) is settled only where a rank has the whole model: "
+    "parallel.tp and parallel.pp of 1 may decide this"
+)
+
+
 def open_tests(task: Task, instance: int) -> str:
     """Return in words the first test whether a value is a number that the bounds of a whole box leave open; empty if
-    there is none.
+    there is none. All ranks that bound the instance call it: if each has a part of the model, all tests are open.
     """
     graph = task.engine.network.graph
     tests = [node for node in graph.nodes if node.operator in TESTS]
+    if not task.engine.is_alone:
+        return OF_A_MESH if task.engine.anywhere(bool(tests)) else ""
     if not tests:
         return ""
     box, own = task.engine.shaped(task.asked.batch([instance], task.like).box), OwnArithmetic(graph)
