@@ -44,11 +44,13 @@ def finite(output: str) -> str:
 
 
 def advice(output: str) -> str:
-    """A checkpoint of the failed job can be named, and a retry with changes is refused or done."""
-    jobs = re.findall(r"(?:lower rate|naming the step): job_", output)
+    """A checkpoint of the failed job can be named, or there is none and the refusal says so; a retry with changes is
+    refused or done.
+    """
+    jobs = re.findall(r"(?:lower rate|naming the step): (?:job_|422 .* has failed and left no checkpoint)", output)
     retried = re.search(r"retry with another rate: (\d+) -> spec lr (\S+)", output)
     ignored = retried is not None and retried[1] == "202" and float(retried[2]) != 1e-5
-    return "the change was ignored" if ignored else "" if len(jobs) == 2 else f"{len(jobs)} of 2 jobs were accepted"
+    return "the change was ignored" if ignored else "" if len(jobs) == 2 else f"{len(jobs)} of 2 answers are of use"
 
 
 def cancelled(output: str) -> str:
