@@ -63,7 +63,7 @@ class OutsideAttack:
         query = self.task.asked.query(row.instance)
         if row.verdict != Verdict.VERIFIED.value and row.lower:
             row = self._noted(row, overflows)
-        if row.verdict in {Verdict.UNKNOWN.value, "timeout"} and self.task.engine.is_alone:
+        if row.verdict in {Verdict.UNKNOWN.value, "timeout"}:
             return replace(row, reason=f"{row.reason or ''}{open_tests(self.task, row.instance)}" or None)
         if row.verdict != Verdict.VERIFIED.value or query is None:
             return row

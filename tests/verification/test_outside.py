@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnx
@@ -14,6 +16,8 @@ from onnx_models import model, node
 from torch import Tensor
 from verify_jobs import context
 
+from service.bounds.network import prepare
+from service.bounds.onnx import load
 from service.bounds.onnx.own_file import OwnFile
 from service.bounds.onnx.reading import Runtime, parse
 from service.bounds.operators.conversion import Array
@@ -22,7 +26,9 @@ from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.bab.specification import Specification
 from service.verification.bab.visited import VisitedInputs
+from service.verification.defined import open_tests
 from service.verification.failures import RowsFailedError
+from service.verification.task import Task
 
 BEYOND = reach()[1] + 5
 
@@ -167,6 +173,15 @@ def test_what_is_open_about_a_value_is_told(data: DataLayout) -> None:
     job.run(specification(data, f"{asked}(assert (>= Y_0 5))", model=file, budget={"seconds": 1}), ranked)
     assert report.bounds[0]["verdict"] in {"unknown", "timeout"}
     assert report.bounds[0]["reason"].endswith("; whether 'isnan_t' is asked about a number cannot be told in the box")
+
+
+def test_a_mesh_says_that_it_leaves_such_questions_open() -> None:
+    nodes = [node("IsNaN", ["x"], "t"), node("Where", ["t", "ten", "x"])]
+    network = prepare(load(model(nodes, [1, 1], {"ten": np.float32(10)})), (1,))
+    engine = SimpleNamespace(is_alone=False, anywhere=bool, network=network)
+    assert "parallel.tp and parallel.pp of 1 may decide this" in open_tests(
+        cast(Task, SimpleNamespace(engine=engine)), 0
+    )
 
 
 def test_the_own_file_takes_whole_numbers_where_its_input_is_one() -> None:
