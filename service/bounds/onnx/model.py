@@ -15,7 +15,7 @@ from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.places import KEEPING
 from service.bounds.onnx.quantised import saturation
 from service.bounds.onnx.reading import CannotRunError, Description, Runtime, describe, parse
-from service.bounds.operators.conversion import ABSENT, Array, Call, Converted, Found, Places, Value
+from service.bounds.operators.conversion import ABSENT, Array, Call, Converted, Found, ChosenPlaces, Value
 from service.formats.onnx import advice, first_line
 
 CHECKED_INPUTS, NEARBY = 6, 64
@@ -79,7 +79,7 @@ class OnnxModel(nn.Module):
             values = [self._value(name, known) if name else ABSENT for name in call.inputs]
             with annotated(call.name):
                 found = _converted(call, values, shapes.get(call.outputs[0], ()))
-            given = [found] if isinstance(found, Tensor | Places) else found
+            given = [found] if isinstance(found, Tensor | ChosenPlaces) else found
             for name, tensor in zip(call.outputs, given, strict=False):
                 if name not in self._description.constants:  # as those without entries are
                     known[name] = _value_of(call, values, shapes.get(name, ()), tensor)
@@ -98,7 +98,7 @@ class OnnxModel(nn.Module):
 
 def _value_of(call: Call, values: Sequence[Value], shape: tuple[int, ...], found: Found) -> Value:
     """Return a node's output; numbers that are moved as they are keep what is known of their places."""
-    if isinstance(found, Places):
+    if isinstance(found, ChosenPlaces):
         return Value(shape, found.numbers, places=found.truths)
     given = values[0].places if call.operator in KEEPING else None
     return Value(shape, found, places=None if given is None else given.reshape(-1, *shape, given.shape[-1]))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
-from service.bounds.operators.conversion import Call, Places, Shape, Value, Values
+from service.bounds.operators.conversion import Call, ChosenPlaces, Shape, Value, Values
 from service.bounds.operators.where import chosen
 
 MOST_PAIRS, MOST_PLACED = 2**12, 2**22
@@ -26,7 +26,7 @@ KEEPING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqu
 """Operators that leave whole numbers as they are, in their order."""
 
 
-def ranked(x: Tensor, dim: int, count: int, *, largest: bool) -> Places:
+def ranked(x: Tensor, dim: int, count: int, *, largest: bool) -> ChosenPlaces:
     """Return the places of the first ``count`` entries along a dimension, in order; of equal ones the first comes
     first.
 
@@ -44,7 +44,7 @@ def ranked(x: Tensor, dim: int, count: int, *, largest: bool) -> Places:
     asked = torch.arange(count, dtype=x.dtype, device=x.device).unsqueeze(-1)
     truths = positive(rank - (asked - 0.5)) - positive(rank - (asked + 0.5))
     numbers = (truths * before).sum(dim=-1).clamp(0, length - 1)  # bounds of sums forget that only one is 1
-    return Places(numbers.movedim(-1, dim), truths.movedim(-2, dim))
+    return ChosenPlaces(numbers.movedim(-1, dim), truths.movedim(-2, dim))
 
 
 def can_rank(length: int) -> bool:

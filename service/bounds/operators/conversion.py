@@ -74,7 +74,7 @@ class Value:
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class ChosenPlaces:
     """Whole numbers ``(instances, *shape)`` from 0 to n − 1, and truths ``(instances, *shape, n)`` that each is that
     one.
     """
@@ -85,7 +85,7 @@ class Places:
 
 Values = Sequence[Value]
 Shape = tuple[int, ...]
-Found = Tensor | Places
+Found = Tensor | ChosenPlaces
 Converted = Found | Sequence[Found]
 """A node's first output, or its first ones."""
 Converter = Callable[[Call, Values, Shape], Converted]
