@@ -15,7 +15,7 @@ from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.places import KEEPING
 from service.bounds.onnx.quantised import saturation
 from service.bounds.onnx.reading import CannotRunError, Description, Runtime, describe, parse
-from service.bounds.operators.conversion import ABSENT, Array, Call, Converted, Found, ChosenPlaces, Value
+from service.bounds.operators.conversion import ABSENT, Array, Call, ChosenPlaces, Converted, Found, Value
 from service.formats.onnx import advice, first_line
 
 CHECKED_INPUTS, NEARBY = 6, 64
