@@ -14,7 +14,7 @@ MOST_VISITED = 64
 
 @dataclass(eq=False)
 class VisitedInputs:
-    """At most :data:`MOST_VISITED` ``inputs`` ``(n, features)``, float64 and on the host, the nearest first."""
+    """Holds at most :data:`MOST_VISITED` ``inputs`` ``(n, features)``, float64 on the host, the nearest first."""
 
     inputs: Tensor | None = None
     distances: Tensor | None = None
