@@ -22,6 +22,8 @@ class VisitedInputs:
     @torch.no_grad()
     def add(self, specification: Specification, x: Tensor, distances: Tensor) -> None:
         """Note inputs ``(n, features)``, moved into the exact set, at these ``distances`` ``(n,)`` from a disjunct."""
+        if not len(distances):
+            return
         is_full = self.distances is not None and len(self.distances) == MOST_VISITED
         if self.distances is not None and is_full and bool(distances.amin() >= self.distances[-1]):
             return
