@@ -32,12 +32,12 @@ class Token(NamedTuple):
 
 
 class SimpleComparison(NamedTuple):
-    """``(relation name_index other)``, where the other side is the text of a number or of a variable."""
+    """``(relation name_place other)``, where the other side is the text of a number or of a variable."""
 
     relation: str
     line: int
     name: str
-    index: int
+    place: int
     other: str
 
     @property
@@ -148,11 +148,11 @@ def total(parts: Sequence[Expression]) -> Expression:
 
 
 class InputBound(NamedTuple):
-    """``X_index ≤ end`` if it is an upper one, or ``≥``; ``<`` or ``>`` if it is ``strict``. ``origin`` is its place in
+    """``X_place ≤ end`` if it is an upper one, or ``≥``; ``<`` or ``>`` if it is ``strict``. ``origin`` is its place in
     the file.
     """
 
-    index: int
+    place: int
     is_upper: bool
     end: Fraction
     strict: bool

@@ -14,7 +14,7 @@ MOST_VISITED = 64
 
 @dataclass(eq=False)
 class VisitedInputs:
-    """At most :data:`MOST_VISITED` ``inputs`` ``(n, features)``, float64 and on the host, the nearest first."""
+    """Holds at most :data:`MOST_VISITED` ``inputs`` ``(n, features)``, float64 on the host, the nearest first."""
 
     inputs: Tensor | None = None
     distances: Tensor | None = None
@@ -22,6 +22,8 @@ class VisitedInputs:
     @torch.no_grad()
     def add(self, specification: Specification, x: Tensor, distances: Tensor) -> None:
         """Note inputs ``(n, features)``, moved into the exact set, at these ``distances`` ``(n,)`` from a disjunct."""
+        if not len(distances):
+            return
         is_full = self.distances is not None and len(self.distances) == MOST_VISITED
         if self.distances is not None and is_full and bool(distances.amin() >= self.distances[-1]):
             return
