@@ -39,6 +39,7 @@ class ForkServer:
     def __init__(self, program: Sequence[str], *, own_namespaces: bool, preload: bool) -> None:
         self._program, self._own_namespaces, self._preload = program, own_namespaces, preload
         self._control = socket.socket(fileno=os.dup(0))
+        # An import that reads standard input must not swallow a connection of the agent's.
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -59,8 +60,12 @@ class ForkServer:
         gc.freeze()  # so that no fork copies the pages of all objects with its first collection
         use_large_pages()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects supervisors that have ended
+        return self._fork_until_change(image, environment)
+
+    def _fork_until_change(self, image: ImportedImage, environment: Mapping[str, str]) -> int:
+        """Fork as long as a fork is like a new process; return the exit code of :meth:`serve`."""
         changed, reason = image.change(), ""
-        if not changed:
+        if not changed:  # during the imports: some modules could be those of before, and others of after
             self._control.send(READY)
         while not (changed or reason):
             descriptors: list[int] = []
@@ -68,8 +73,9 @@ class ForkServer:
                 message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
                 if not message:
                     return 0
-            # This notices changes from before a job was submitted.
+            # Looked at after the connection has come: it notices changes from before its job was submitted.
             changed, reason = image.change(), self._unfit()
+            # Others end with this process, and the agent then starts their supervisors itself.
             for connection in descriptors if not (changed or reason) else ():
                 forks.fork(lambda: self._supervise(environment), stdin=connection)
                 os.close(connection)
@@ -91,7 +97,7 @@ class ForkServer:
         from workers.supervisor.group import Group  # noqa: PLC0415
         from workers.supervisor.program import run  # noqa: PLC0415
 
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler raises wherever it comes, in an import too
         os.write(0, b"%d" % os.getpid())
         present_as([sys.executable, "-m", "workers.supervisor"], {})
         group = Group(environment, own_namespaces=self._own_namespaces, adopting=True, forked=True)

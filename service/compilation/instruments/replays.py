@@ -31,7 +31,7 @@ class ReplayMonitor(Protocol):
         """Return the watch over the program's eager calls; those within a graph do not count."""
 
     def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
-        """Note that a graph runs, with these inputs, which it reads first there."""
+        """Note that a graph runs on these inputs; each comes with the line that first reads it, if known."""
 
     def made(self, results: Sequence[Tensor]) -> None:
         """Note that a graph has run, and left its results in memory that it will write over."""
