@@ -11,18 +11,15 @@ from itertools import groupby
 
 import torch
 
-from service.compilation.forks import IS_LARGE, IS_MEDIUM, IS_SMALL, SIZE, STOP, UNKNOWN, Seat
+from service.compilation.forks import FINEST, PLAN, STOP, UNKNOWN, Seat
 from service.compilation.judgement import Result
 from service.compilation.ladder import climb
+from service.compilation.plans import Plan, chosen
 from service.compilation.prepare import Prepared
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase
 from service.jobs.stopwatch import Stopwatch
 
-SMALL = 1 << 28
-"""Bytes of parameters and buffers up to which several processes hold a program at once."""
-_COPIES = 12
-"""How many times its size a program may need at once, with gradients, states of before, and all of it in float64."""
 PREPARED, TAKES, DOES, BEGINS, CLIMBED = "prepared", "takes", "does", "begins", "climbed"
 """The messages of a process: its preparations, the rungs that it climbs, the run that begins, that a rung begins, and
 its result.
@@ -43,14 +40,12 @@ class Climbed:
 
 @dataclass(frozen=True)
 class ClimbTask:
-    """The rungs that one process climbs, which depend on the size of the program."""
+    """The rungs that one process climbs, by the plan that is chosen once the program's size is known."""
 
-    cases: tuple[RungCase, ...]
-    """What it climbs of a small program, of which several processes may hold a copy."""
-    of_phase: tuple[RungCase, ...] = ()
-    """What it climbs of a medium one: the first process of a phase climbs the whole phase, the others nothing."""
-    everything: tuple[RungCase, ...] = ()
-    """What it climbs of a large one: the first process of all climbs everything."""
+    parts: Plan
+    """Its rungs in each plan: none where that has fewer processes."""
+    plans: tuple[Plan, ...] = ()
+    """All plans, for the process that chooses: the first."""
 
     def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
         """Climb, and report."""
@@ -74,23 +69,20 @@ class ClimbTask:
                 watch = Stopwatch()
 
     def _cases(self, program: Program, seat: Seat) -> tuple[RungCase, ...]:
-        """Return the cases to climb here, once the program's size is known."""
-        if seat.shared[SIZE] == UNKNOWN and self.everything:
-            seat.shared[SIZE] = _size_of(program)
-        while seat.shared[SIZE] == UNKNOWN:
+        """Return the cases to climb here, once a plan has been chosen."""
+        if seat.shared[PLAN] == UNKNOWN and self.plans:
+            seat.shared[PLAN] = FINEST + chosen(self.plans, _bytes_of(program), _room(program.device))
+        while seat.shared[PLAN] == UNKNOWN:
             time.sleep(_POLL_S)
-        own = {IS_SMALL: self.cases, IS_MEDIUM: self.of_phase, IS_LARGE: self.everything}[seat.shared[SIZE]]
+        own = self.parts[min(seat.shared[PLAN] - FINEST, len(self.parts) - 1)]
         seat.tell(TAKES, own)
         return own
 
 
-def _size_of(program: Program) -> int:
-    """Return whether a process for each part, one for each phase, or only one may hold the program."""
-    size = _bytes_of(program)
-    if size <= SMALL:
-        return IS_SMALL
-    room = torch.cuda.mem_get_info(program.device)[0] if program.device.type == "cuda" else 0
-    return IS_MEDIUM if 2 * _COPIES * size <= room else IS_LARGE
+def _room(device: torch.device) -> int:
+    """Return the free bytes of the device's memory; 0 for a CPU's, which is not counted."""
+    torch.cuda.empty_cache()  # measuring the program took some
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 @contextlib.contextmanager

@@ -12,38 +12,23 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from service.compilation import climber_process
 from service.compilation.climber_process import Climbed, ClimbTask
-from service.compilation.forks import IS_SMALL, SIZE, STOP, UNKNOWN, ForkedProcess, Forks, innermost
+from service.compilation.forks import FINEST, PLAN, STOP, UNKNOWN, ForkedProcess, Forks, innermost
 from service.compilation.host_fault import HostFaultError
 from service.compilation.judgement import Result
 from service.compilation.ladder import GOES_ON
+from service.compilation.plans import Plan
 from service.compilation.run.observation import Observation, RungCase
-from service.compilation.rungs import Rung
 from service.compilation.time_share import ENDLESS, TimeShare, given_up
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Phase
 
 _POLL_S = 0.1
 _OUT_OF_MEMORY = "OutOfMemoryError"
-
-
-def divide_ladder(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> list[tuple[RungCase, ...]]:
-    """Return the cases of each process: all; those of a phase; or, of each phase, each rung that generates code by
-    itself and the others together. Each process has two ``cores`` or more.
-    """
-    cases = [RungCase(rung, phase) for phase in phases for rung in rungs]
-    finest = [tuple(group) for _, group in groupby(cases, lambda case: (case.phase, _own_part(case.rung)))]
-    by_phase = [tuple(group) for _, group in groupby(cases, lambda case: case.phase)]
-    return next((parts for parts in (finest, by_phase) if 2 * len(parts) <= cores), [tuple(cases)])
-
-
-def _own_part(rung: Rung) -> str:
-    return rung.name if rung.generates_code else ""
 
 
 class Watcher(Protocol):
@@ -61,20 +46,21 @@ class Watcher(Protocol):
 
 def climb_apart(
     forks: Forks,
-    parts: Sequence[Sequence[RungCase]],
+    plans: Sequence[Plan],
     should_stop: Callable[[], bool],
     told: Callable[[Any], None],
     *,
     watcher: Watcher,
     share: TimeShare = ENDLESS,
 ) -> Iterator[Climbed]:
-    """Yield the results of all ``parts`` in their order, like :func:`service.compilation.ladder.climb`.
+    """Yield the results of all rungs in the order of the last of ``plans``, like
+    :func:`service.compilation.ladder.climb`.
 
-    Each part is climbed by one of the ``forks``; ``told`` is called once with the preparations, ``watcher`` with what
-    each process does. A process whose rung takes longer than its ``share`` is killed. Raises the error of a process
-    that was the only one.
+    Each of the ``forks`` gets its part of every plan; ``told`` is called once with the preparations, ``watcher`` with
+    what each process does. A process whose rung takes longer than its ``share`` is killed. Raises the error of a
+    process that was the only one.
     """
-    with _ClimbInProcesses(forks, parts, should_stop, told, watcher, share) as under_way:
+    with _ClimbInProcesses(forks, plans, should_stop, told, watcher, share) as under_way:
         blocked: dict[Phase, str] = {}
         for case in under_way.everything:
             if case.phase in blocked:
@@ -107,7 +93,7 @@ class _ClimbInProcesses:
     """The processes of a climb, and the results that they have sent."""
 
     forks: Forks
-    parts: Sequence[Sequence[RungCase]]
+    plans: Sequence[Plan]
     should_stop: Callable[[], bool]
     told: Callable[[Any], None]
     watcher: Watcher
@@ -119,17 +105,14 @@ class _ClimbInProcesses:
 
     @property
     def everything(self) -> tuple[RungCase, ...]:
-        return tuple(case for part in self.parts for case in part)
+        return tuple(case for cases in self.plans[-1] for case in cases)
 
     def __enter__(self) -> _ClimbInProcesses:
-        alone, shared = len(self.parts) == 1, self.forks.shared
-        shared[SIZE], shared[STOP] = IS_SMALL if alone else UNKNOWN, self.should_stop()
-        seen: set[Phase] = set()
-        for cases in self.parts:
-            firsts = {case.phase for case in cases} - seen
-            of_phase = tuple(case for case in self.everything if case.phase in firsts)
-            self._start(ClimbTask(tuple(cases), of_phase, () if seen else self.everything), alone=alone)
-            seen |= firsts
+        self.forks.shared[PLAN], self.forks.shared[STOP] = UNKNOWN, self.should_stop()
+        finest = self.plans[0]
+        for index in range(len(finest)):
+            parts = tuple(plan[index] if index < len(plan) else () for plan in self.plans)
+            self._start(ClimbTask(parts, tuple(self.plans) if not index else ()), alone=len(finest) == 1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,7 +125,7 @@ class _ClimbInProcesses:
             self.forks.shared[STOP] = self.should_stop()
             if not self.processes:
                 rest = self._take_rest(case)
-                self._start(ClimbTask(rest, rest, rest), alone=True)
+                self._start(ClimbTask((rest,), ((rest,),)), alone=True)
             ready = wait([process.fork.told for process in self.processes], _POLL_S)
             for process in [process for process in self.processes if process.fork.told in ready]:
                 self._hear(process)
@@ -171,8 +154,8 @@ class _ClimbInProcesses:
             fork = self.forks.take(task)
         except (IndexError, OSError) as error:
             raise HostFaultError("no process is left to climb the rest") from error
-        self.processes.append(_Climber(fork, list(task.cases), alone))
-        self.watcher.begin(fork.pid, task.cases)
+        self.processes.append(_Climber(fork, list(task.parts[0]), alone))
+        self.watcher.begin(fork.pid, task.parts[0])
 
     def _hear(self, process: _Climber) -> None:
         try:
@@ -255,7 +238,7 @@ class _ClimbInProcesses:
         self.processes.remove(process)
         self.watcher.end(process.fork.pid)
         shared = self.forks.shared
-        shared[SIZE] = shared[SIZE] or IS_SMALL  # its reader may be gone
+        shared[PLAN] = shared[PLAN] or FINEST  # who was to choose it may be gone
 
 
 def _signal_name(number: int) -> str:

@@ -13,7 +13,7 @@ from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 
 _CLIMBING = 3
-"""The most processes that climb a phase; each has two cores."""
+"""The most processes that climb a phase (``plans``); each has two cores."""
 _PROVING, _SPARE = 1, 3
 """One process proves the detectors; others repeat trials, or continue after a crash."""
 

@@ -18,9 +18,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-STOP, SIZE = 0, 1
-"""Places in the memory that all processes share: whether to stop, and the size of the program."""
-UNKNOWN, IS_SMALL, IS_MEDIUM, IS_LARGE = 0, 1, 2, 3
+STOP, PLAN = 0, 1
+"""Places in the memory that all processes share: whether to stop, and the number of the plan by which they climb."""
+UNKNOWN, FINEST = 0, 1
+"""No plan has been chosen yet; the first, with the most processes."""
 RAISED = "raised"
 """The message with which a process sends the exception that ended it."""
 _PARENT_DEATH_SIGNAL = 1

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from service.compilation.activity import Activity
 from service.compilation.climber_process import Climbed, ClimbTask
-from service.compilation.climbers import climb_apart, divide_ladder
+from service.compilation.climbers import climb_apart
 from service.compilation.diagnosis import Diagnosis, diagnose_all
 from service.compilation.forks import RAISED, ForkedProcess, Forks, Seat
 from service.compilation.host_fault import HostFaultError
@@ -23,6 +23,7 @@ from service.compilation.instruments.caches import clear_abandoned
 from service.compilation.instruments.toolchain import Toolchain, own_cache
 from service.compilation.judgement import Result
 from service.compilation.ladder import climb
+from service.compilation.plans import plans
 from service.compilation.prepare import Prepared, prepare_alone, start_toolchain
 from service.compilation.program.target import Subject, target_of
 from service.compilation.ranks.group import slowest
@@ -96,7 +97,7 @@ def _climb_here(
     activity = Activity(report, len(rungs) * len(spec.phases))
     activity.begin(0, [RungCase(rung, phase) for phase in spec.phases for rung in rungs])
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
-    plan = replace(plan, share=share, tells=partial(activity.hear, 0))
+    plan = replace(plan, share=share, tells=partial(activity.hear, 0), fullgraph=spec.fullgraph)
     context.report.phase("first rung")
     climbed = _time_results(climb(target.program, rungs, spec.phases, plan, context.should_stop))
     results = list(activity.report_results(climbed))
@@ -118,9 +119,9 @@ def _climb_apart(
         context.report.phase("first rung")
         prepared.append(about)
 
-    parts = divide_ladder(rungs, spec.phases, len(os.sched_getaffinity(0)))
+    planned = plans(rungs, spec.phases, len(os.sched_getaffinity(0)))
     activity = Activity(context.report, len(rungs) * len(spec.phases))
-    climbed = climb_apart(forks, parts, context.should_stop, hear, watcher=activity, share=share)
+    climbed = climb_apart(forks, planned, context.should_stop, hear, watcher=activity, share=share)
     results = list(activity.report_results(climbed))
     if not prepared:
         raise HostFaultError("no process of the check came to its first rung")

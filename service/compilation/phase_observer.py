@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 
+import torch
+
 from service.compilation.host_fault import fault_of_program, raise_host_fault
 from service.compilation.instruments.caches import empty_caches
 from service.compilation.instruments.text import first_line
@@ -39,6 +41,7 @@ class PhaseObserver:
         problem = next((each for each in problems if each), "")
         if baseline is None or problem:
             return PhaseObserver(program, None, problem)
+        torch.cuda.empty_cache()  # what float64 took, other processes on the device may need
         return PhaseObserver(program, replace(baseline, unused=_unused(program, baseline)))
 
     def observe(self, case: RungCase, plan: RunPlan) -> Observation:

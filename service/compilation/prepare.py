@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from service.compilation.host_fault import HostFaultError, describe, raise_host_fault
@@ -35,7 +35,7 @@ def prepare_alone(spec: CompileSpec, context: RunContext, rungs: Sequence[Rung])
     toolchain_s = start_toolchain(Toolchain(device), rungs)
     gc.freeze()  # imported objects hold no results, and searching them takes long
     target = target_of(spec, context, device)
-    plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
+    plan = replace(plan_run(target.program, spec.steps, spec.permitted, slowest), fullgraph=spec.fullgraph)
     return Prepared(target.program, plan, (target.subject, toolchain_s))
 
 

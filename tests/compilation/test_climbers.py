@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from ladder_runs import ascend, quick_plan
 from programs import clean
 
 from benchmarks.recording_reporter import RecordingReporter
-from service.compilation import climber_process, entry, forks, job
+from service.compilation import climber_process, entry, forks, job, plans
 from service.compilation.activity import Activity
 from service.compilation.climber_process import Climbed
-from service.compilation.climbers import climb_apart, divide_ladder
+from service.compilation.climbers import climb_apart
 from service.compilation.forks import Forks, Seat
 from service.compilation.host_fault import HostFaultError
 from service.compilation.ladder import climb
@@ -41,7 +41,8 @@ from workers.forks import threads
 
 LOW = LADDER[:2]
 PHASES: tuple[Phase, Phase] = ("train", "inference")
-EACH_PHASE = divide_ladder(LOW, PHASES, cores=4)
+EACH_PHASE: plans.Plan = tuple(tuple(RungCase(rung, phase) for rung in LOW) for phase in PHASES)
+WHOLE: plans.Plan = (tuple(case for part in EACH_PHASE for case in part),)
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +88,8 @@ def prepared(program: Program = clean.PERCEPTRON) -> Callable[[], Prepared]:
 
 def climbed(
     prepare: Callable[[], Prepared],
-    planned: Sequence[Sequence[RungCase]],
-    *,
+    planned: plans.Plan,
+    *coarser: plans.Plan,
     stop: bool = False,
     share: TimeShare = ENDLESS,
 ) -> tuple[list[Climbed], list[int]]:
@@ -101,19 +102,15 @@ def climbed(
     processes = Forks.ready(serve, len(planned), 2)
     try:
         activity = Activity(RecordingReporter(), 1)
-        return list(climb_apart(processes, planned, lambda: stop, told.append, watcher=activity, share=share)), told
+        return list(
+            climb_apart(processes, [planned, *coarser], lambda: stop, told.append, watcher=activity, share=share)
+        ), told
     finally:
         processes.end()
 
 
-def test_processes_are_as_many_as_there_are_two_cores_for_each() -> None:
-    assert [len(divide_ladder(LADDER, PHASES, cores)) for cores in (1, 3, 4, 11, 12, 64)] == [1, 1, 2, 2, 6, 6]
-    names = [[case.rung.name for case in part] for part in divide_ladder(LADDER, ("train",), 6)]
-    assert names == [["eager", "aot_eager", "aot_eager_decomp_partition"], ["inductor"], ["reduce-overhead"]]
-
-
 def test_processes_come_to_what_one_process_comes_to() -> None:
-    found, told = climbed(prepared(), [*EACH_PHASE[:1], *divide_ladder(LADDER[-1:], PHASES[1:], 1)])
+    found, told = climbed(prepared(), (*EACH_PHASE[:1], (RungCase(LADDER[-1], PHASES[1]),)))
     alone = [*ascend(clean.PERCEPTRON), *ascend(clean.PERCEPTRON, LADDER[-1:], PHASES[1:])]
     timeless = {"compile_s", "step_ms", "eager_step_ms", "ratio", "noisy", "profile", "eager_profile", "cache_bytes"}
     rows = [[rung_row(result).items() for result in results] for results in ([each.result for each in found], alone)]
@@ -124,8 +121,8 @@ def test_processes_come_to_what_one_process_comes_to() -> None:
     assert told[0] != os.getpid()
 
 
-@pytest.mark.parametrize("planned", [EACH_PHASE, divide_ladder(LOW, PHASES, 1)], ids=["a phase each", "one for all"])
-def test_a_crash_is_told_of_its_rung_and_the_other_phase_goes_on(planned: list[tuple[RungCase, ...]]) -> None:
+@pytest.mark.parametrize("planned", [EACH_PHASE, WHOLE], ids=["a phase each", "one for all"])
+def test_a_crash_is_told_of_its_rung_and_the_other_phase_goes_on(planned: plans.Plan) -> None:
     found, _ = climbed(prepared(Ending("train", signal.SIGSEGV)), planned)
     verdicts = {(each.result.case.phase, each.result.case.rung.name): each.result.verdict for each in found}
     assert verdicts == {
@@ -178,7 +175,7 @@ class UntilItHangs(TimeShare):
 def test_a_rung_that_hangs_is_given_up_with_its_stacks_and_the_ladder_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "hangs"
     program, share = Hanging("train", 0, file=file), UntilItHangs(file=file)
-    found, _ = climbed(prepared(program), divide_ladder(LOW, PHASES, 1), share=share)
+    found, _ = climbed(prepared(program), WHOLE, share=share)
     assert [each.result.verdict for each in found] == ["timeout", "pass", "pass", "pass"]
     (finding,) = found[0].result.findings
     assert re.fullmatch(
@@ -258,21 +255,16 @@ class Telling(Ending):
             file.write(f"{os.getpid()}\n")
 
 
-@pytest.mark.parametrize(("size", "processes"), [(forks.IS_LARGE, 1), (forks.IS_MEDIUM, 2), (forks.IS_SMALL, 4)])
-def test_a_large_program_is_climbed_by_fewer_processes(
-    size: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "processes"), [(0, 4), (1, 2), (2, 1)])
+def test_the_first_process_chooses_how_many_climb(
+    number: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(climber_process, "_size_of", lambda program: size)
+    monkeypatch.setattr(climber_process, "chosen", lambda plans, size, room: number)
     program = Telling("train", 0, file=tmp_path / "processes")
-    found, _ = climbed(prepared(program), [(case,) for part in EACH_PHASE for case in part])
+    each_rung = tuple((case,) for part in EACH_PHASE for case in part)
+    found, _ = climbed(prepared(program), each_rung, EACH_PHASE, WHOLE)
     assert [each.result.verdict for each in found] == ["pass"] * 4
     assert len(set(program.file.read_text().split())) == processes
-
-
-def test_a_small_program_is_known_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert climber_process._size_of(clean.PERCEPTRON) == forks.IS_SMALL
-    monkeypatch.setattr(climber_process, "SMALL", 1)
-    assert climber_process._size_of(clean.PERCEPTRON) == forks.IS_LARGE  # no room is known on a CPU
 
 
 def test_no_more_is_begun_once_the_job_is_to_stop() -> None:

@@ -16,6 +16,7 @@ _FOOT = "eager"
 """The rung that captures graphs and runs them unchanged: it gains nothing."""
 WORDS: dict[Verdict, str] = {
     "unstable": "never comes to rest",
+    "fail_break": "breaks a graph",
     "fail_parity": "computes something else",
     "frozen": "does not train",
     "vacuous": "proves nothing",

@@ -111,6 +111,8 @@ class Observation:
     evidence: CompilerEvidence = field(default_factory=CompilerEvidence)
     error: str = ""
     """What it raised, if it did."""
+    must_be_whole: bool = False
+    """Whether a break of a graph is a failure."""
     comparisons: tuple[Comparison, ...] = ()
     """The worst of each kind, and the first that failed."""
     compared: int = 0

@@ -209,6 +209,7 @@ class _RungObserver:
         return Observation(
             self.case,
             evidence,
+            must_be_whole=self.plan.fullgraph,
             comparisons=worth_keeping(judged.comparisons),
             compared=len(judged.comparisons),
             kinds=kinds_of(judged.comparisons),

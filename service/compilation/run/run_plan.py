@@ -13,8 +13,8 @@ from service.compilation.rungs import Rung
 from service.compilation.time_share import ENDLESS, TimeShare
 from service.jobs.spec.compile import Tolerance
 
-_BRIEF = 6
-"""How much shorter a race that decides nothing is, and each of its blocks."""
+_BRIEF, _FEWEST_BRIEF = 6, 2
+"""How much shorter a race that decides nothing is, and each of its blocks; and its fewest rounds."""
 
 
 def _tell_nobody(name: str) -> None:
@@ -40,12 +40,17 @@ class RunPlan:
     tells: Callable[[str], None] = _tell_nobody
     """Called with the name of each run that begins."""
     share: TimeShare = ENDLESS
+    fullgraph: bool = False
+    """Whether a break of a graph is a failure."""
     limit_s: float = math.inf
     """The seconds after which a rung is given up, at the next of its iterations."""
 
     def race_of(self, rung: Rung) -> RaceSettings:
         """Return the length of the race: a rung that generates no code is no faster, and its pace decides nothing."""
-        brief = replace(self.race, block_s=self.race.block_s / _BRIEF, budget_s=self.race.budget_s / _BRIEF)
+        race = self.race
+        brief = replace(
+            race, block_s=race.block_s / _BRIEF, budget_s=race.budget_s / _BRIEF, fewest_rounds=_FEWEST_BRIEF
+        )
         return self.race if rung.generates_code else brief
 
 

@@ -77,6 +77,7 @@ class CompileSpec(CommonSpec):
     micro_batches: int = Field(1, ge=1, le=1024, description="forwards per step, whose gradients add up")
     pipeline: PipelineSpec = PipelineSpec()
     tolerance: Tolerance = Tolerance()
+    fullgraph: bool = Field(False, description="whether a break of a graph is a failure, as for torch.compile")
     precision: PrecisionSpec = PrecisionSpec()
     sharding: ShardingSpec = ShardingSpec()
     activation_checkpoint: ActivationCheckpoint = Field(

@@ -18,6 +18,7 @@ from programs import breaks, clean, empty, peculiar, restless, unequal
 from programs.parts import Perceptron
 from torch._dynamo.backends.common import aot_autograd
 
+from service.compilation.detectors import judge
 from service.compilation.program.model import LEARNING_RATE, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
 from service.compilation.run.built_program import build
@@ -75,6 +76,11 @@ def test_graph_breaks_are_named_by_reason_and_line(ascend: Ascend, program: obje
     assert (found.file, found.line) == (breaks.__file__, breaks.line_of(mark))
     assert found.function == ("_tell" if mark == "hook" else "forward")
     assert reason in found.reason
+    (demanded,) = judge(replace(seen(result), must_be_whole=True))
+    assert demanded.verdict == "fail_break"
+    assert demanded.message.startswith(
+        f"fullgraph: the graph breaks at {found.file}:{found.line} in {found.function}: "
+    )
 
 
 @pytest.mark.slow
