@@ -35,15 +35,17 @@ _MEMORY_DEVICE = "/dev/nvidia-uvm"
 
 @dataclass(frozen=True)
 class Seat:
-    """A forked process's ends of the lines to its parent: ``tasks`` arrive, results are ``told``. ``eager``: a task is
-    sure to come. ``races``: a file that a process locks while it measures.
-    """
+    """A forked process's ends of the lines to its parent."""
 
     tasks: Connection
+    """Where tasks arrive."""
     told: Connection
+    """Where results go."""
     shared: mmap.mmap
     races: int
+    """A file that a process locks while it measures."""
     eager: bool
+    """Whether a task is sure to come."""
 
     def tell(self, word: str, content: Any) -> None:
         self.told.send((word, content))

@@ -76,7 +76,6 @@ def _climb_phase(
 
 def _climb_rung(observer: PhaseObserver, case: RungCase, plan: RunPlan) -> Result:
     """Observe and judge a rung; where CUDA graphs do not apply, their rehearsal."""
-    if case.rung.cuda_graphs and observer.program.device.type != "cuda":
-        rehearsal = observer.observe(RungCase(REHEARSAL, case.phase), plan)
-        return judge_rehearsal(rehearsal, case, observer.program)
-    return judge_rung(observer.observe(case, plan))
+    rehearses = case.rung.cuda_graphs and observer.program.device.type != "cuda"
+    seen = observer.observe(RungCase(REHEARSAL, case.phase) if rehearses else case, plan)
+    return judge_rehearsal(seen, case, observer.program) if rehearses else judge_rung(seen)

@@ -30,7 +30,7 @@ from service.parallel.tensor.placement import tied_names
 from service.schedules import generator
 from service.schedules.schedule import Schedule
 from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, build_engine
-from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest
+from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest_mode
 from service.training.gradients import TiedStages
 from service.training.objective import Objective, ObjectiveContext, objective_for
 from service.training.optimizers import OPTIMIZERS
@@ -201,7 +201,7 @@ def _build_stages(
         if inputs.weights is not None and spec.resume is None:
             load_into(stage, inputs.weights)
         objective.adapt(stage, part)
-        compile_mode = COMPILE_MODES[lowest(modes)] if modes else None
+        compile_mode = COMPILE_MODES[lowest_mode(modes)] if modes else None
         parallelize(stage, recipe, mesh, units=objective.units(stage), compile_mode=compile_mode)
         stages[part.stage] = stage
     return stages

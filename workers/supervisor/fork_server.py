@@ -40,6 +40,7 @@ class ForkServer:
     def __init__(self, run: Callable[[Group], int], *, own_namespaces: bool, preload: bool) -> None:
         self._run, self._own_namespaces, self._preload = run, own_namespaces, preload
         self._control = socket.socket(fileno=os.dup(0))
+        # An import that reads standard input must not swallow a connection of the agent's.
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -60,8 +61,12 @@ class ForkServer:
         gc.freeze()  # so that no fork copies the pages of all objects with its first collection
         use_large_pages()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects supervisors that have ended
+        return self._fork_until_change(image, environment)
+
+    def _fork_until_change(self, image: ImportedImage, environment: Mapping[str, str]) -> int:
+        """Fork as long as a fork is like a new process; return the exit code of :meth:`serve`."""
         changed, reason = image.change(), ""
-        if not changed:
+        if not changed:  # during the imports: some modules could be those of before, and others of after
             self._control.send(READY)
         while not (changed or reason):
             descriptors: list[int] = []
@@ -69,8 +74,9 @@ class ForkServer:
                 message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
                 if not message:
                     return 0
-            # This notices changes from before a job was submitted.
+            # Looked at after the connection has come: it notices changes from before its job was submitted.
             changed, reason = image.change(), self._unfit()
+            # Others end with this process, and the agent then starts their supervisors itself.
             for connection in descriptors if not (changed or reason) else ():
                 forks.fork(lambda: self._supervise(environment), stdin=connection)
                 os.close(connection)
@@ -89,7 +95,7 @@ class ForkServer:
         The agent's environment, which ranks must not see, comes before the order and after the launcher has been
         forked.
         """
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler raises wherever it comes, in an import too
         os.write(0, b"%d" % os.getpid())
         present_as([sys.executable, "-m", "workers.supervisor"], {})
         group = Group(environment, own_namespaces=self._own_namespaces, adopting=True, forked=True)

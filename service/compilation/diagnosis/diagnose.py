@@ -43,34 +43,37 @@ _ISOLATED = ("fail_error", "fail_parity")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """``script`` shows the fault of ``operators`` operators; ``confirmed``: it did so in a process of its own,
-    with the message ``said``; ``None`` if that was not measured, for the reason ``said``. ``bisection``: the part of
-    Inductor at fault. An empty ``script``: there is none, for the reason ``said``.
-    """
+    """A script that shows a fault, if there is one."""
 
     script: str = ""
+    """The artifact; empty if there is none."""
     operators: int = 0
+    """How many operators it has."""
     confirmed: bool | None = None
+    """Whether it showed the fault in a process of its own; ``None`` if that was not measured."""
     said: str = ""
+    """The message with which it showed it, or why there is no script or no confirmation."""
     bisection: str = ""
+    """The part of Inductor at fault."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Holds the cause of a failure of the lowest rung of a phase that failed. ``module`` is the smallest that
-    fails alone (``None``: only several do together, or it was not found), ``fault`` its fault; ``ended``: the
-    search ran out of time, with these results so far; ``trace`` is the folder of the compiler's own trace.
-    Paths are names of artifacts.
-    """
+    """The cause of a failure of the lowest rung of a phase that failed."""
 
     rung: str
     phase: str
     module: str | None
+    """The smallest that fails alone; ``None`` if only several do together, or it was not found."""
     fault: str
+    """What is wrong with it."""
     trials: int
+    """How many modules were tried."""
     trace: str
+    """The artifact with the compiler's own trace."""
     reproduction: Reproduction
     ended: bool = False
+    """Whether the search ran out of time with these results."""
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
@@ -176,16 +179,19 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 @dataclass
 class _ModuleSearch:
-    """Tries single modules, the same on every rank, until ``deadline`` (of ``time.monotonic``)."""
+    """Tries single modules, the same on every rank."""
 
     program: Program
     case: RungCase
     baseline: Baseline
     plan: RunPlan
     deadline: float
+    """The end of the search, of ``time.monotonic``."""
     trials: int = 0
     faults: dict[str, str] = field(default_factory=dict)
+    """What is wrong with each that failed."""
     ended: bool = False
+    """Whether it ran out of time."""
 
     def smallest(self) -> str | None:
         """Return the path of the smallest module that fails alone, or the smallest so far when time runs out;

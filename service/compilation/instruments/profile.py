@@ -25,19 +25,20 @@ _QUIET = "6"
 
 @dataclass(frozen=True)
 class Profile:
-    """Figures per step. ``operators``: calls of PyTorch's operators, those within others too; ``uncompiled``: of these,
-    calls outside of compiled code, which calls some itself.
-
-    ``enqueue_s``: seconds until the host had queued the step. The rest is ``None`` without CUDA: ``launches`` of
-    kernels and ``graph_launches`` of CUDA graphs, ``busy_s`` in which the device computed.
-    """
+    """The figures of one step. What the device did is ``None`` without CUDA."""
 
     operators: float
+    """Calls of PyTorch's operators, those within others too."""
     uncompiled: float
+    """The calls of these outside of compiled code, which calls some itself."""
     enqueue_s: float
+    """Seconds until the host had queued the step."""
     launches: float | None = None
+    """Launches of kernels."""
     graph_launches: float | None = None
+    """Launches of CUDA graphs."""
     busy_s: float | None = None
+    """Seconds in which the device computed."""
 
 
 @dataclass(frozen=True)

@@ -40,15 +40,17 @@ def recorder(rung: Rung, device: torch.device) -> Iterator[Recorder]:
 
 @dataclass
 class Recorder:
-    """Reads the records, iteration by iteration, since it began, without the excused ones. ``captures`` are those of
-    CUDA graphs, for a rung that makes them, ``hooks`` those of FSDP that Dynamo has traced.
-    """
+    """Reads the records, iteration by iteration, since it began, without the excused ones."""
 
     device: torch.device
     captures: Captures | None
+    """The CUDA graphs of a rung that makes them."""
     hooks: list[str]
+    """The hooks of FSDP that Dynamo has traced."""
     marks: list[int] = field(default_factory=list)
+    """How many records there were at the end of each iteration."""
     excused: list[Any] = field(default_factory=list)
+    """Records that do not count."""
 
     def end_iteration(self) -> bool:
         """Close an iteration; true if anything was compiled, or a CUDA graph recorded, in it."""

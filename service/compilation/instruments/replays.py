@@ -31,7 +31,7 @@ class ReplayMonitor(Protocol):
         """Return the watch over the program's eager calls; those within a graph do not count."""
 
     def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
-        """Note that a graph runs, with these inputs, which it reads first there."""
+        """Note that a graph runs on these inputs; each comes with the line that first reads it, if known."""
 
     def made(self, results: Sequence[Tensor]) -> None:
         """Note that a graph has run, and left its results in memory that it will write over."""
@@ -74,7 +74,7 @@ class Replays:
                 if self.monitor:
                     given = zip(inputs, readers, strict=True)
                     self.monitor.entering([(value, site) for value, site in given if isinstance(value, Tensor)])
-                return place.placed(graph(*inputs), inputs, elsewhere, self)
+                return place.place_results(graph(*inputs), inputs, elsewhere, self)
 
         boxed: Callable[..., Any] = internal("torch._functorch._aot_autograd.utils.make_boxed_func")(run)
         return boxed
@@ -98,7 +98,7 @@ class _Place:
         self.children: dict[int, _Place] = {}
         self.memory: list[Tensor] = []
 
-    def placed(
+    def place_results(
         self, results: Sequence[Any], inputs: Sequence[Any], elsewhere: frozenset[int], replays: Replays
     ) -> list[Any]:
         """Return the results, copied into this place's memory; those in the memory of an input, or ``elsewhere``, by

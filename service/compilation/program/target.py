@@ -34,16 +34,14 @@ from service.schedules import generator
 
 @dataclass(frozen=True)
 class _CheckedModel:
-    """A job's model on this rank: its construction, its parallelism and its loss.
-
-    ``output_axis`` is the axis over which the logits are divided.
-    """
+    """A job's model on this rank: its construction, its parallelism and its loss."""
 
     config: ModelConfig
     weights: models.Weights | None
     recipe: ModelRecipe
     mesh: Mesh
     output_axis: Axis
+    """The axis over which the logits are divided."""
     device: torch.device
     seed: int
 

@@ -96,7 +96,7 @@ def collective_attempt(
     with _abort_waits_once_left(group_attempt):
         result = run()
     try:
-        group_attempt.tell(problem(result))
+        group_attempt.publish_outcome(problem(result))
         problems, missed = group_attempt.wait_for_all()
     except RuntimeError as error:
         problems, missed = [], {group_attempt.rank: f"the other ranks are gone ({first_line(str(error))})"}
@@ -123,13 +123,13 @@ class _GroupAttempt:
         store = dist.distributed_c10d.PrefixStore(f"attempt/{name}", whole)
         return _GroupAttempt(store, dist.get_rank(), dist.get_world_size(), limits, time.monotonic())
 
-    def tell(self, problem: str) -> None:
+    def publish_outcome(self, problem: str) -> None:
         """Tell how this rank ended: ``STUCK`` if others had failed before it did."""
-        late = any(state == FAILED for state, _ in self.told().values())
+        late = any(state == FAILED for state, _ in self.read_outcomes().values())
         state = WELL if not problem else STUCK if late or self.is_left() else FAILED
         self.store.set(str(self.rank), f"{state} {problem}")
 
-    def told(self) -> dict[int, tuple[str, str]]:
+    def read_outcomes(self) -> dict[int, tuple[str, str]]:
         """Return the state and the problem of each rank that has told them."""
         present = [rank for rank in range(self.world) if self.store.check([str(rank)])]
         parts = {rank: self.store.get(str(rank)).decode().partition(" ") for rank in present}
@@ -139,13 +139,14 @@ class _GroupAttempt:
         """Return what each rank has told once all have; if some do not come, leave, and return the ranks to blame."""
         began, limits = time.monotonic(), self.limits
         failed_s = max(limits.failed_s, began - self.started)
-        while len(told := self.told()) < self.world and not self.is_left():
+        while len(told := self.read_outcomes()) < self.world and not self.is_left():
             limit = failed_s if any(state != WELL for state, _ in told.values()) else limits.done_s
             if time.monotonic() - began > limit:
                 break
             time.sleep(limits.poll_s)
         if self._decide(STAYED if len(told) == self.world else LEFT) == STAYED:
-            whole = told if len(told) == self.world else self.told()  # another rank has seen all of them meanwhile
+            # Where another rank has seen all outcomes and decided, this one finds them too.
+            whole = told if len(told) == self.world else self.read_outcomes()
             return [whole[rank][1] for rank in range(self.world)], {}
         blamed = {rank: problem for rank, (state, problem) in told.items() if state == FAILED}
         absent = [rank for rank in range(self.world) if rank not in told]

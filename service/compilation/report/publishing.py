@@ -43,7 +43,7 @@ class Climb:
             self.subject.fingerprint,
             self.toolchain_s,
             micro_batches=spec.forwards,
-            closed=unproved(proofs),
+            closed=why_unproved(proofs),
         )
         return {
             "summary": [*summary(self.results, opened), *causes(diagnoses)],
@@ -125,7 +125,7 @@ def gate(
     }
 
 
-def unproved(proofs: Sequence[Proof]) -> str:
+def why_unproved(proofs: Sequence[Proof]) -> str:
     """Say why findings, or their lack, prove nothing: the self-test failed, or has not run. Empty if it proved
     every detector.
     """

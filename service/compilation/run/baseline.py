@@ -114,12 +114,12 @@ def make_baseline(
     with the name of each run. If TF32 would hide errors, everything runs again in full float32, and rungs must too.
     """
     runs = _UncompiledRuns(program, phase, iterations, on_any, tells)
-    found = runs.compared()
+    found = runs.make_baseline()
     moved = _moved_by_tf32(found)
     if not on_any(moved > SETTINGS.tf32_limit):
         return found
     with full_float32():
-        return replace(runs.compared(), hidden_by_tf32=moved)
+        return replace(runs.make_baseline(), hidden_by_tf32=moved)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _UncompiledRuns:
     on_any: Callable[[bool], bool]
     tells: Callable[[str], None]
 
-    def compared(self) -> Baseline:
+    def make_baseline(self) -> Baseline:
         """Make all runs, and compare them."""
         self.tells(f"{self.phase}: eager PyTorch")
         with counted_checkpoints() as checkpoints:
@@ -149,10 +149,10 @@ class _UncompiledRuns:
             truth, note = None, "float64 draws other random numbers"
         tf32 = self._record_tf32(eager, factors) if multiplies else None
         self.tells(f"{self.phase}: comparing the uncompiled runs")
-        found = self._baseline(eager, again, truth, tf32, calls)
+        found = self._compare(eager, again, truth, tf32, calls)
         return replace(found, truth_note=note, peak=memory, recomputes=bool(checkpoints))
 
-    def _baseline(
+    def _compare(
         self,
         eager: RecordedRun,
         again: RecordedRun,

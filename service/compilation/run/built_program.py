@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from service.compilation.instruments.backward import watched_backwards
 from service.compilation.program import Parts, Program, Step
-from service.compilation.run.sampling import Key, kept, local_part
+from service.compilation.run.sampling import Key, copies_to_compare, local_part
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
 from service.models.compiled import apply_compile, compile_unit, compile_units
@@ -24,7 +24,7 @@ from service.parallel.boundary import StepBoundary
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The results of one step, as copies on the host of this rank's tensors or parts of them (``sampling.kept``)."""
+    """The results of one step, as copies on the host of this rank's tensors or parts of them (``sampling``)."""
 
     tensors: dict[Key, Tensor]
     """By ``(kind, name)``; the kinds are ``loss``, ``output``, ``input`` and ``gradient``."""
@@ -136,7 +136,7 @@ def record_step(built: BuiltProgram, seed: int) -> StepRecord:
     generator = _generator_state(device)
     left = {name: after for name, (_, after) in step.inputs.items()}
     by_kind = {"loss": step.losses, "output": step.outputs, "input": left}
-    tensors = kept((kind, name, value) for kind, of in by_kind.items() for name, value in of.items())
+    tensors = copies_to_compare((kind, name, value) for kind, of in by_kind.items() for name, value in of.items())
     missing = {name for name in built.trainable if ("gradient", name) not in gradients}
     return StepRecord(
         tensors | gradients,
@@ -196,4 +196,4 @@ def _collect_gradients(
     """Note the gradients with which ``optimizer`` is about to step."""
     own = _ids_of_parameters(optimizer)
     mine = ((name, value.grad) for name, value in trainable.items() if id(value) in own)
-    gradients.update(kept(("gradient", name, gradient) for name, gradient in mine if gradient is not None))
+    gradients.update(copies_to_compare(("gradient", name, gradient) for name, gradient in mine if gradient is not None))

@@ -41,19 +41,22 @@ Recorded = Callable[[BuiltProgram, Snapshot, int], Mapping[Key, Tensor]]
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """Says how many ``seeds`` each side is run with at most, and how many at least where they would take more than
-    ``budget_s`` seconds of a processor, which do not depend on what else runs; with how many ``slopes`` are measured;
-    how many ``elements`` of a tensor are looked at, among how many ``permutations`` the statistics must not stand out;
-    up to ``related`` elements of two tensors are related to each other.
-    """
+    """How many samples distributions are compared over."""
 
     seeds: int = 96
+    """The most seeds that each side runs with."""
     fewest: int = 24
+    """The fewest, where all would take too long."""
     slopes: int = 12
+    """The seeds with which slopes are measured."""
     budget_s: float = 10.0
+    """Seconds of a processor after which fewer seeds are taken; they do not depend on what else runs."""
     elements: int = 128
+    """The most elements of a tensor that are looked at."""
     permutations: int = 500
+    """The groups drawn at random among which the statistics must not stand out."""
     related: int = 32
+    """The most elements of two tensors that are related to each other."""
 
 
 PLAN = SamplingPlan()

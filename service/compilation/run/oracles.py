@@ -145,7 +145,7 @@ def _apart(oracles: Iterable[Oracle]) -> float:
 
 def scale_of(tensor: Tensor) -> float:
     """Return the root mean square of the finite elements; 0 for an empty tensor."""
-    values = chosen(tensor, torch.isfinite(tensor))
+    values = elements_of(tensor, torch.isfinite(tensor))
     return rms(values) if values.numel() else 0.0
 
 
@@ -194,7 +194,7 @@ def comparable(eager: Tensor, truth: Tensor, settings: ParitySettings = SETTINGS
     return distance <= settings.same_computation * scale_of(truth) + 1e-12
 
 
-def chosen(tensor: Tensor, which: Tensor) -> Tensor:
+def elements_of(tensor: Tensor, which: Tensor) -> Tensor:
     """Return those elements as float64, in one dimension."""
     return (tensor.flatten() if bool(which.all()) else tensor[which]).double()
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.compilation.run.oracles import Oracle, chosen, rms
+from service.compilation.run.oracles import Oracle, elements_of, rms
 from service.jobs.spec.compile import Tolerance
 
 NOTHING_FINITE = "no finite number to compare"
@@ -82,7 +82,7 @@ def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle
     if problem:
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
     finite = torch.isfinite(oracle.eager)
-    got, eager = chosen(result, finite), chosen(oracle.eager, finite)
+    got, eager = elements_of(result, finite), elements_of(oracle.eager, finite)
     if not got.numel():
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
     distance, noise = (got - eager).abs(), oracle.noise
@@ -108,7 +108,7 @@ def compare_running_on(
     if problem := _mismatch(result, oracle.eager):
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
     finite = torch.isfinite(oracle.eager)
-    distance = (chosen(result, finite) - chosen(oracle.eager, finite)).abs()
+    distance = (elements_of(result, finite) - elements_of(oracle.eager, finite)).abs()
     if not distance.numel() or not oracle.scale:
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
     settings = oracle.settings
@@ -141,7 +141,7 @@ def _beyond_truth(
     """Return the ratio of distances from float64, and its excess; infinite excess without a usable baseline."""
     if oracle.truth is None or oracle.truth.shape != finite.shape:
         return None, math.inf
-    truth = chosen(oracle.truth, finite)
+    truth = elements_of(oracle.truth, finite)
     if not bool(torch.isfinite(truth).all()):
         return None, math.inf
     ours, eagers = rms(got - truth), rms(eager - truth)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from service.compilation.program import Program
 from service.compilation.run.built_program import BuiltProgram, StepRecord, build, record_step
-from service.compilation.run.sampling import Key, kept, local_part
+from service.compilation.run.sampling import Key, copies_to_compare, local_part
 from service.jobs.spec.compile import Phase
 
 HOST = torch.device("cpu")
@@ -197,7 +197,7 @@ def _free_bytes(place: torch.device) -> int:
 def state_of(built: BuiltProgram) -> dict[Key, Tensor]:
     """Return the trainable parameters and buffers in the form in which they are compared."""
     of_kinds = (("parameter", built.trainable), ("buffer", built.buffers))
-    return kept((kind, name, member) for kind, members in of_kinds for name, member in members.items())
+    return copies_to_compare((kind, name, member) for kind, members in of_kinds for name, member in members.items())
 
 
 @dataclass(frozen=True)

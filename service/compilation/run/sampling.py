@@ -28,7 +28,7 @@ WHOLE = " (whole)"
 """Follows the kind of a tensor whose signed sums are compared."""
 
 
-def kept(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, Tensor]:
+def copies_to_compare(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, Tensor]:
     """Return the compared numbers of tensors, given with their kinds and names, as copies on the host; both parts of
     complex numbers. Modes that watch a program's operators do not see those of the copying, which are many.
     """

@@ -147,7 +147,7 @@ def test_wrong_outputs_fail_parity_in_inference(ascend: Ascend) -> None:
 
 def test_gradients_are_compared_where_no_earlier_difference_is_magnified(ascend: Ascend) -> None:
     """A compiler that rounds once more: after eleven free steps parameters are a thousand times further off."""
-    rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_one_rounding)))
+    rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altering(_one_rounding)))
     program = peculiar.CHAOS
     (result,) = ascend(program, rungs=[rung], steps=11)
     assert result.verdict == "pass", result.findings
