@@ -31,9 +31,15 @@ CLIPPED_AND_CAST = [
     node("Cast", ["w"], to=TensorProto.FLOAT),
 ]
 """What is no number is cast to a whole one, far outside of the bounds."""
-NORMALISED = [node("LayerNormalization", ["x", "weight"], epsilon=0.0)]
-"""The variance is 0 where all entries are the same, and nowhere else."""
-CONSTANTS = {"low": np.float32(0), "high": np.float32(1), "weight": np.ones(3, dtype=np.float32)}
+NORMALISED = [node("LayerNormalization", ["x", "ones"], "n", epsilon=0.0), node("Gemm", ["n", "matrix", "shift"])]
+"""The variance is 0 at one input of the box, where all entries are 1."""
+CONSTANTS = {
+    "low": np.float32(0),
+    "high": np.float32(1),
+    "ones": np.ones(3, dtype=np.float32),
+    "matrix": 1e18 * np.array([[7.0, 1.5, -12.6], [-3.2, -3.4, 0.7], [-6.3, 7.6, 0.3]], dtype=np.float32),
+    "shift": np.array([[1e20, -0.75, 1e20]], dtype=np.float32),
+}
 
 
 @pytest.mark.parametrize("nodes", [CLIPPED_AND_CAST, NORMALISED], ids=["clipped and cast", "normalised"])
@@ -42,8 +48,8 @@ def test_where_no_number_comes_out_a_note_says_so_and_nothing_is_verified(
 ) -> None:
     used = {name for each in nodes for name in each.input}
     content = model(nodes, (1, 3), {name: value for name, value in CONSTANTS.items() if name in used})
-    lower, upper = np.full(3, -0.5, dtype=np.float32), np.full(3, 1.5, dtype=np.float32)
-    points = np.stack([lower, upper, np.full(3, 0.25, dtype=np.float32), np.array([0, 0.5, 1], dtype=np.float32)])
+    lower, upper = np.array([[0.75, -3, 1], [1.25, 3, 1]], dtype=np.float32)
+    points = np.stack([lower, upper, np.ones(3, dtype=np.float32)])
     graph = judged(content, lower, upper, points)
     assert graph is not None
     assert [fault_in(graph, DataLayout(tmp_path), seed, asks=True) for seed in range(2)] == ["", ""]
