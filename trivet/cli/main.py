@@ -24,6 +24,7 @@ from trivet.cli import (
     serve,
     submit,
     uploads,
+    vnncomp,
     webhooks,
 )
 from trivet.cli.context import out
@@ -76,6 +77,7 @@ for part in (
     audit,
     machine,
     uploads,
+    vnncomp,
     webhooks,
 ):
     part.register(app)
