@@ -3,4 +3,4 @@
 set -eu
 [ "${1-}" = v1 ] || { echo "install_tool.sh: got '${1-}', expected v1" >&2; exit 1; }
 root=$(cd "$(dirname "$0")/../.." && pwd)
-make -C "$root" .venv/.installed
+"${MAKE:-make}" -C "$root" .venv/.installed

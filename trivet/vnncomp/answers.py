@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -68,14 +67,8 @@ class Decided:
         return f"{self.verdict}\n{'' if self.witness is None else self.witness.text()}"
 
 
-def nearest_verdict(words: Sequence[str]) -> CompetitionVerdict:
+def verdict_of(word: str) -> CompetitionVerdict:
     """Return the verdict of a recorded result, which other tools write in several ways; unknown for any other."""
-    word = (words[0] if words else "").strip().lower()
-    known = {
-        "holds": "unsat",
-        "violated": "sat",
-        "run_instance_timeout": "timeout",
-        "prepare_instance_timeout": "timeout",
-    }
-    word = known.get(word, word)
+    word = word.strip().lower().removeprefix("run_instance_").removeprefix("prepare_instance_")
+    word = {"holds": "unsat", "violated": "sat"}.get(word, word)
     return next((each for each in VERDICTS if word.startswith(each)), "unknown")

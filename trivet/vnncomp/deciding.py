@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Device = Literal["auto", "cpu", "cuda"]
 RESERVE_S = 0.25
 """Seconds before the end of an instance's limit at which its answer is written."""
-_PAUSES_S = 0.02, 1.0
+_PAUSES_S, _LONGER = (0.03, 1.0), 1.3
 _ANSWERS: Mapping[str, CompetitionVerdict] = {
     "verified": "unsat",
     "falsified": "sat",
@@ -134,7 +134,7 @@ class _ByService:
             if seen.state in TERMINAL:
                 why = "it has no row" if seen.error is None else f"{seen.error.type}: {seen.error.message}"
                 raise RankError(f"{job.id} {seen.state}: {why}")
-            pause = min(2 * pause, _PAUSES_S[1])
+            pause = min(_LONGER * pause, _PAUSES_S[1])
         self.client.cancel(job.id)
         return None
 

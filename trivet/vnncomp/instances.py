@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from trivet.errors import TrivetError
 
 INSTANCES, LABELS = "instances.csv", "labels.csv"
-_YEAR = re.compile(r"\d{4}_")
+_YEAR, _VERSION = re.compile(r"\d{4}_"), re.compile(r"\d+\.\d+")
 
 
 class BenchmarkError(TrivetError):
@@ -76,16 +76,20 @@ def _inner(path: str, folder: str) -> str:
 def instances(folder: Path) -> list[BenchmarkInstance]:
     """Return the rows of all benchmarks in a folder, which may be one itself, by category. Raises
     :class:`BenchmarkError`.
+
+    A benchmark may have a folder for each version of VNN-LIB, with the same instances: its first version counts.
     """
     lists = sorted(folder.rglob(INSTANCES))
+    lists = list({_category(path.parent, folder): path for path in reversed(lists)}.values())[::-1]
     if not lists:
         raise BenchmarkError(f"{folder} has no {INSTANCES}, and no folder in it has one")
     return [instance for path in lists for instance in _rows(path, _category(path.parent, folder))]
 
 
 def _category(home: Path, folder: Path) -> str:
-    inner = home.relative_to(folder).as_posix()
-    return folder.resolve().name if inner == "." else inner
+    home = home.parent if _VERSION.fullmatch(home.name) else home
+    inner = home.relative_to(folder).as_posix() if home.is_relative_to(folder) else "."
+    return home.resolve().name if inner == "." else inner
 
 
 def _rows(path: Path, category: str) -> Iterator[BenchmarkInstance]:

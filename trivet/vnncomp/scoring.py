@@ -19,22 +19,22 @@ RIGHT, WRONG = 10, -150
 Key = tuple[str, str, str]
 
 
-class Evidence(Enum):
-    """What is known of a witness; ``NONE``: there is no file of it, so only a label can tell."""
+class WitnessEvidence(Enum):
+    """What is known of a witness; with ``NONE``, as without a file of it, only a label can tell."""
 
     STRICT = "holds in the box"
     NEARBY = "holds within the tolerance"
     REFUTED = "does not hold"
-    NONE = "not there"
+    NONE = "not known"
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ToolResult:
     """A tool's result for an instance."""
 
     verdict: CompetitionVerdict
     seconds: float
-    evidence: Evidence = Evidence.NONE
+    evidence: WitnessEvidence = WitnessEvidence.NONE
     reason: str = ""
 
     @property
@@ -42,7 +42,7 @@ class Recorded:
         return self.verdict in ("sat", "unsat")
 
 
-Results = Mapping[Key, Recorded]
+Results = Mapping[Key, ToolResult]
 
 
 @dataclass
@@ -59,7 +59,7 @@ class CategoryScore:
     seconds: float = 0.0
     percent: float = 0.0
 
-    def add(self, key: Key, recorded: Recorded, truth: str | None) -> None:
+    def add(self, key: Key, recorded: ToolResult, truth: str | None) -> None:
         self.instances += 1
         points = points_of(recorded, truth)
         self.points += points
@@ -71,12 +71,12 @@ class CategoryScore:
             self.unsat += recorded.verdict == "unsat"
 
 
-def truth_of(every: Iterable[Recorded], label: str | None) -> str | None:
+def truth_of(every: Iterable[ToolResult], label: str | None) -> str | None:
     """Return the answer to an instance: a witness within the box proves ``sat``, else it is the label's, if any."""
-    return "sat" if any(each.verdict == "sat" and each.evidence is Evidence.STRICT for each in every) else label
+    return "sat" if any(each.verdict == "sat" and each.evidence is WitnessEvidence.STRICT for each in every) else label
 
 
-def points_of(recorded: Recorded, truth: str | None) -> int:
+def points_of(recorded: ToolResult, truth: str | None) -> int:
     """Return the points of a result. A ``sat`` whose witness is not there is judged by the truth alone, as if its
     witness held where none is known.
     """
@@ -84,15 +84,15 @@ def points_of(recorded: Recorded, truth: str | None) -> int:
         return 0
     if recorded.verdict == "unsat":
         return WRONG if truth == "sat" else RIGHT
-    if recorded.evidence is Evidence.NONE:
+    if recorded.evidence is WitnessEvidence.NONE:
         return WRONG if truth == "unsat" else RIGHT
-    return WRONG if recorded.evidence is Evidence.REFUTED else RIGHT
+    return WRONG if recorded.evidence is WitnessEvidence.REFUTED else RIGHT
 
 
 def scores(keys: Sequence[Key], tools: Mapping[str, Results], labels: Mapping[Key, str]) -> list[CategoryScore]:
     """Return a score for each category and tool, in their order; an instance without a result gives no points."""
     found: dict[tuple[str, str], CategoryScore] = {}
-    nothing = Recorded("unknown", 0.0)
+    nothing = ToolResult("unknown", 0.0)
     for key in keys:
         recorded = {tool: results.get(key, nothing) for tool, results in tools.items()}
         truth = truth_of(recorded.values(), labels.get(key))
@@ -109,7 +109,7 @@ def scores(keys: Sequence[Key], tools: Mapping[str, Results], labels: Mapping[Ke
 
 def missed(keys: Sequence[Key], own: Results, peers: Mapping[str, Results]) -> list[tuple[Key, list[str]]]:
     """Return the instances that tools decided and this one did not, with those tools."""
-    nothing = Recorded("unknown", 0.0)
+    nothing = ToolResult("unknown", 0.0)
     open_ = [key for key in keys if not own.get(key, nothing).is_decided]
     found = [(key, [name for name, results in peers.items() if results.get(key, nothing).is_decided]) for key in open_]
     return [(key, names) for key, names in found if names]

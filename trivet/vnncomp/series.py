@@ -19,10 +19,10 @@ from pathlib import Path
 from service.formats.vnnlib import VnnlibError, parse
 from service.jobs.atomic import atomic_write
 from trivet.errors import TrivetError
-from trivet.vnncomp.answers import Decided, Witness, nearest_verdict
+from trivet.vnncomp.answers import Decided, Witness, WitnessFormatError, verdict_of
 from trivet.vnncomp.instances import BenchmarkInstance, content, key_of
-from trivet.vnncomp.scoring import Evidence, Key, Recorded
-from trivet.vnncomp.witness import ReplayedNetwork, replayed
+from trivet.vnncomp.scoring import Key, ToolResult, WitnessEvidence
+from trivet.vnncomp.witness import RefutedError, ReplayedNetwork, replayed
 
 RESULTS = "results.csv"
 Deciding = Callable[[BenchmarkInstance], Decided]
@@ -48,27 +48,31 @@ class ResultsFolder:
                 raise ResultsError(f"{path} line {line}: got {row!r}, expected {', '.join(_COLUMNS)}")
             yield key_of(*row[:3]), row
 
-    def recorded(self, every: Sequence[BenchmarkInstance]) -> dict[Key, Recorded]:
+    def recorded(self, every: Sequence[BenchmarkInstance]) -> dict[Key, ToolResult]:
         """Return the results for these instances; the witness of each ``sat`` is replayed, if it is there."""
         known, found = {each.key: each for each in every}, {}
         for key, row in self.rows():
             if key in known:
-                verdict = nearest_verdict(row[4])
-                evidence = self._evidence(row[0], known[key]) if verdict == "sat" else Evidence.NONE
-                found[key] = Recorded(verdict, _number(row[5]), evidence, row[6] if len(row) > 6 else "")
+                verdict = verdict_of(row[4])
+                evidence = self._evidence(row[0], known[key]) if verdict == "sat" else WitnessEvidence.NONE
+                found[key] = ToolResult(verdict, _number(row[5]), evidence, row[6] if len(row) > 6 else "")
         return found
 
-    def _evidence(self, category: str, instance: BenchmarkInstance) -> Evidence:
-        path = self.root / category / instance.witness_name
-        if not path.is_file():
-            return Evidence.NONE
+    def _evidence(self, category: str, instance: BenchmarkInstance) -> WitnessEvidence:
+        """Return what is known of a witness; the competition's own folders are named by the year, too."""
+        named = [*self.root.glob(f"{category}/{instance.witness_name}")]
+        named += self.root.glob(f"20[0-9][0-9]_{category}/{instance.witness_name}")
+        if not named:
+            return WitnessEvidence.NONE
         try:
-            witness = Witness.parse(gzip.decompress(path.read_bytes()).decode())
+            witness = Witness.parse(gzip.decompress(named[0].read_bytes()).decode())
             query = parse(content(instance.folder / instance.vnnlib).decode("utf-8-sig"))
             found = replayed(ReplayedNetwork(content(instance.folder / instance.onnx)), query, witness.inputs)
-        except (TrivetError, VnnlibError, OSError, EOFError, ValueError):
-            return Evidence.REFUTED
-        return Evidence.STRICT if found.is_strict else Evidence.NEARBY
+        except (RefutedError, WitnessFormatError):
+            return WitnessEvidence.REFUTED
+        except (TrivetError, VnnlibError, OSError, EOFError, UnicodeDecodeError):
+            return WitnessEvidence.NONE
+        return WitnessEvidence.STRICT if found.is_strict else WitnessEvidence.NEARBY
 
     def run(
         self, every: Sequence[BenchmarkInstance], decide: Deciding, at_once: int, tell: Callable[[str], None]

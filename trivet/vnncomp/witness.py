@@ -25,11 +25,15 @@ TOLERANCE = Fraction(1, 10_000)
 
 
 class ReplayError(TrivetError):
-    """A counterexample does not hold in onnxruntime, or the network does not run there as the competition runs it."""
+    """The network does not run in onnxruntime as the competition runs it."""
+
+
+class RefutedError(ReplayError):
+    """A counterexample does not hold in onnxruntime."""
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ConfirmedWitness:
     """A witness that holds; ``is_strict`` says that its inputs are in the box itself."""
 
     witness: Witness
@@ -86,24 +90,24 @@ class ReplayedNetwork:
 _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16"}
 
 
-def replayed(network: ReplayedNetwork, query: Query, x: Sequence[float]) -> Replayed:
+def replayed(network: ReplayedNetwork, query: Query, x: Sequence[float]) -> ConfirmedWitness:
     """Return the witness at the numbers of the network's type nearest to ``x``, those in a box of the query before all
-    others. Raises :class:`ReplayError` that says why there is none.
+    others. Raises :class:`RefutedError` that says why there is none.
     """
     if len(x) != query.inputs:
-        raise ReplayError(f"the witness has {len(x)} inputs, and the query {query.inputs}")
+        raise RefutedError(f"the witness has {len(x)} inputs, and the query {query.inputs}")
     found, nearby = None, False
     for disjunct, rounded in _candidates(network.type, query, x):
         nearby = True
         point = [float(value) for value in rounded]
         outputs = network.outputs(rounded, query.outputs)
         if _holds(disjunct, point, outputs):
-            found = Replayed(Witness(tuple(point), tuple(outputs)), _lies_in(disjunct, point, Fraction(0)))
+            found = ConfirmedWitness(Witness(tuple(point), tuple(outputs)), _lies_in(disjunct, point, Fraction(0)))
             if found.is_strict:
                 return found
     if found is None:
         where = "its outputs there do not satisfy the query" if nearby else f"it is more than {float(TOLERANCE):g} away"
-        raise ReplayError(f"the counterexample does not hold in onnxruntime: {where}")
+        raise RefutedError(f"the counterexample does not hold in onnxruntime: {where}")
     return found
 
 
