@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 OWN = "trivet"
 vnncomp_app = typer.Typer(help="VNN-COMP: its interface, and scores by its rules.", no_args_is_help=True)
 
-_Category = Annotated[str, typer.Argument(help="the benchmark's name")]
-_Onnx = Annotated[Path, typer.Argument(help="network, gzipped or not; .gz may be left out")]
-_Vnnlib = Annotated[Path, typer.Argument(help="VNN-LIB 1 query, likewise")]
+_Category = Annotated[str, typer.Argument(metavar="CATEGORY", help="the benchmark's name")]
+_Onnx = Annotated[Path, typer.Argument(metavar="ONNX", help="network, gzipped or not; .gz may be left out")]
+_Vnnlib = Annotated[Path, typer.Argument(metavar="VNNLIB", help="VNN-LIB 1 query, likewise")]
 _Device = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option(help="where to decide; auto: on a GPU if there is one")
 ]
@@ -45,8 +45,8 @@ def run(
     category: _Category,
     onnx: _Onnx,
     vnnlib: _Vnnlib,
-    results: Annotated[Path, typer.Argument(help="file for the verdict and the witness")],
-    timeout: Annotated[float, typer.Argument(min=0.001, help="seconds")],
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="file for the verdict and the witness")],
+    timeout: Annotated[float, typer.Argument(metavar="TIMEOUT", min=0.001, help="seconds")],
     device: _Device = "auto",
 ) -> None:
     """Decide an instance, by the service if one answers, and write its results file: sat, unsat, unknown, timeout or
@@ -76,7 +76,9 @@ def _asking(device: Literal["auto", "cpu", "cuda"]) -> Asking:
 
 def score(
     *,
-    folder: Annotated[Path, typer.Argument(help="a benchmark with instances.csv, or a folder of benchmarks")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="a benchmark with instances.csv, or a folder of benchmarks")
+    ],
     into: Annotated[Path, typer.Option(metavar="DIR", help="folder for results.csv, score.csv and witnesses")] = Path(
         "vnncomp-results"
     ),
