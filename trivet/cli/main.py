@@ -33,7 +33,7 @@ PARTS = (
 )
 """The modules beside this one that have commands, in the order of the help."""
 NAMED = frozenset(PARTS) - {"serve", "results", "fleet", "machine"}
-"""Those with a command of their own name, which needs no other module."""
+"""The modules that have a command of their own name; it needs no other module."""
 
 OTHER_NAMES = {
     "describe": "show",
