@@ -2,8 +2,8 @@
 
     python benchmarks/vnncomp_start.py ONNX VNNLIB [--runs 10] [--settle 12] [--device cpu|cuda]
 
-Seconds from the call to its end, median (most). The service is a ``trivet up`` of its own, started here, which has
-``--settle`` seconds and one instance before the first.
+Seconds from the call to its end, median (most); the first call without a service traces the network. The service is a
+``trivet up`` of its own, started here, which has ``--settle`` seconds and one instance before the first.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def main() -> None:
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if given.device == "cpu" else {}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")} | hidden
         environment |= {"TRIVET_DATA": str(folder / "data"), "TRIVET_PORT": "0", "TRIVET": str(_trivet(folder))}
+        environment["XDG_CACHE_HOME"] = str(folder / "cache")
         print(f"Load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores.\n\n| start | runs | verdict | seconds |")
         print("|---|--:|---|--:|")
         measured("cold: no service", given.runs, words, environment, folder)

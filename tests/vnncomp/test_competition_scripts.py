@@ -25,6 +25,7 @@ def ran(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
     trivet.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trivet "$@"\n')
     trivet.chmod(0o700)
     own = {"TRIVET": str(trivet), "TRIVET_DATA": str(folder / "none"), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    own["XDG_CACHE_HOME"] = str(folder / "cache")
     return subprocess.run(
         words, env={**outer, **own, **variables}, cwd=folder, capture_output=True, text=True, check=False, timeout=300
     )
@@ -40,6 +41,7 @@ def test_an_instance_is_prepared_and_run(tmp_path: Path, files: tuple[str, str, 
     network, query, _ = files
     prepared = ran(tmp_path, str(SCRIPTS / "prepare_instance.sh"), "v1", "tiny", network, query)
     assert prepared.returncode == 0, prepared.stderr
+    assert list((tmp_path / "cache" / "trivet" / "traces").iterdir()) != []
     results = tmp_path / "results.txt"
     found = ran(tmp_path, str(SCRIPTS / "run_instance.sh"), "v1", "tiny", network, query, str(results), "120")
     assert found.returncode == 0, found.stderr

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 from competition_instances import NEVER, SATISFIED, VERSION_2, benchmark
 
@@ -188,6 +191,44 @@ def test_a_failed_job_is_an_error(tmp_path: Path) -> None:
     failed = FakeService([], "failed", JobError(type="WrongBoundsError", message="instance 0"))
     found = asked(failed, benchmark(tmp_path / "tiny", ROWS))
     assert (found.verdict, found.reason) == ("error", "job_1 failed: WrongBoundsError: instance 0")
+
+
+FAILS = """#!/bin/sh
+exec {python} -c '
+import os, socket
+with socket.socket(socket.AF_UNIX) as control:
+    control.connect(os.environ["TRIVET_EVENTS"])
+    control.sendall({word!r}.encode())
+os._exit(3)'
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ('{"rank": 0}\n{"type": "error", "error": "MemoryError", "message": "none left"}\n', "MemoryError: none left"),
+        ("killed", "the rank ended with exit code 3: killed"),
+    ],
+)
+def test_a_rank_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, told: str) -> None:
+    program = tmp_path / "python"
+    program.write_text(FAILS.replace("{python}", sys.executable).replace("{word!r}", json.dumps(word)))
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = decide(question(benchmark(tmp_path / "tiny", ROWS), "met"), asking(None, "cpu"), 60.0)
+    assert (found.verdict, found.reason) == ("error", told)
+
+
+def test_a_rank_without_a_row_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho $$ > "{tmp_path}/pid"\nexec sleep 600\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = decide(question(benchmark(tmp_path / "tiny", ROWS), "met"), asking(None, "cpu"), 0.8)
+    assert found.verdict == "timeout"
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 def test_a_job_without_a_row_in_time_is_cancelled(tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(vnncomp_app, name="vnncomp")
 
 
-def prepare(category: _Category, onnx: _Onnx, vnnlib: _Vnnlib) -> None:
-    """Check that both files of an instance are there, and that the query can be read. Exit 2 if not."""
-    from trivet.vnncomp.deciding import Question  # noqa: PLC0415 - as are the others: most commands need none of it
+def prepare(category: _Category, onnx: _Onnx, vnnlib: _Vnnlib, device: _Device = "auto") -> None:
+    """Read both files of an instance, and trace its network, so that the run need not. Exit 2 if it cannot be run."""
+    from trivet.vnncomp import deciding  # noqa: PLC0415 - as are the others: most commands need none of it
 
-    Question.read(category, onnx, vnnlib)
+    deciding.prepare(deciding.Question.read(category, onnx, vnnlib), _asking(device))
 
 
 def run(

@@ -12,9 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from service.formats.vnnlib import Query, VnnlibError, parse
 from service.jobs.states import TERMINAL
+from trivet.endpoint import resolve
 from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.vnncomp.answers import CompetitionVerdict, Decided
 from trivet.vnncomp.instances import BenchmarkError, content, there
@@ -70,8 +72,16 @@ class Question:
         }
 
 
-Asking = Callable[[Question, float], Mapping[str, Any] | None]
-"""``(question, deadline)`` to the row of its job; ``None`` at the deadline."""
+Asking = Callable[[Question, float, float], Mapping[str, Any] | None]
+"""``(question, seconds, deadline)`` to the row of its job with this budget; ``None`` at the deadline."""
+PREPARING_S, _LEAST_S = 300.0, 0.01
+
+
+def prepare(question: Question, ask: Asking) -> None:
+    """Run the instance's job without time to search, so that its network is known when the instance is run: its trace
+    is kept. Raises :class:`TrivetError` for an instance that cannot be decided.
+    """
+    ask(question, _LEAST_S, time.monotonic() + PREPARING_S)
 
 
 def decide(question: Callable[[], Question], ask: Asking, limit_s: float) -> Decided:
@@ -83,7 +93,7 @@ def decide(question: Callable[[], Question], ask: Asking, limit_s: float) -> Dec
         asked = question()
         # A witness needs onnxruntime, whose import takes as long as a small search: it is there when the row comes.
         threading.Thread(target=importlib.import_module, args=("onnxruntime",), daemon=True).start()
-        row = ask(asked, deadline)
+        row = ask(asked, deadline - time.monotonic(), deadline)
         if row is None:
             return Decided("timeout", reason=f"{limit_s:g} seconds were spent")
         return _decided(row, asked)
@@ -113,6 +123,9 @@ def asking(client: Client | None, device: Device) -> Asking:
 
 def service_here() -> Client | None:
     """Return a client of the configured service if it answers."""
+    address = urlsplit(resolve(None, None).url)
+    if address.scheme == "unix" and not Path(address.path).exists():
+        return None
     from trivet.client import Client  # noqa: PLC0415 - takes as long as a small instance
 
     with suppress(Unreachable):
@@ -128,8 +141,8 @@ class _ByService:
     client: Client
     device: Device
 
-    def __call__(self, question: Question, deadline: float) -> Mapping[str, Any] | None:
-        spec = question.spec(lambda path: self.client.upload(path).id, self.device, deadline - time.monotonic())
+    def __call__(self, question: Question, seconds: float, deadline: float) -> Mapping[str, Any] | None:
+        spec = question.spec(lambda path: self.client.upload(path).id, self.device, seconds)
         job, pause = self.client.submit(spec), _PAUSES_S[0]
         while (left := deadline - time.monotonic()) > 0:
             seen = self.client.job(job.id, wait_s=min(pause, left))
@@ -147,8 +160,8 @@ class _ByService:
 class _Alone:
     device: Device
 
-    def __call__(self, question: Question, deadline: float) -> Mapping[str, Any] | None:
+    def __call__(self, question: Question, seconds: float, deadline: float) -> Mapping[str, Any] | None:
         has_gpu = shutil.which("nvidia-smi") is not None and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
         device: Device = self.device if self.device != "auto" else "cuda" if has_gpu else "cpu"
         with lone_rank() as rank:
-            return rank.row(question.spec(rank.upload, device, deadline - time.monotonic()), deadline)
+            return rank.row(question.spec(rank.upload, device, seconds), deadline)
