@@ -88,7 +88,7 @@ def test_a_killed_run_goes_on_with_what_has_no_complete_row(tmp_path: Path) -> N
     assert path.read_text().startswith(kept.splitlines(keepends=True)[0])
     found = folder.recorded(every)
     assert [found[each.key].verdict for each in every] == ["timeout"] * 3
-    assert found[every[0].key].reason == "its time, and more"
+    assert found[every[0].key].reason == "its time, and\\nmore"
     folder.run(every, answer, 1, silent)
     assert len(asked) == 4
 

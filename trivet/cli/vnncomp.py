@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -52,13 +52,13 @@ def run(
     """Decide an instance, by the service if one answers, and write its results file: sat, unsat, unknown, timeout or
     error, and the witness of sat. What is not decided says why on standard error.
     """
-    started = time.monotonic()
     from service.jobs.atomic import atomic_write  # noqa: PLC0415
     from trivet.vnncomp.deciding import Question, decide  # noqa: PLC0415
 
-    ask = _asking(device)
-    left = max(timeout - (time.monotonic() - started), 0.001)
-    decided = decide(lambda: Question.read(category, onnx, vnnlib), ask, left)
+    def ask(*question: Any) -> Mapping[str, Any] | None:
+        return _asking(device)(*question)  # what is wrong with the service is part of the answer, too
+
+    decided = decide(lambda: Question.read(category, onnx, vnnlib), ask, timeout)
     atomic_write(results, decided.text().encode())
     out.write_line(decided.verdict)
     if decided.reason:

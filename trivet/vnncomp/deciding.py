@@ -109,7 +109,9 @@ def _told(error: TrivetError) -> str:
 
 
 def _decided(row: Mapping[str, Any], question: Question) -> Decided:
-    verdict = _ANSWERS[row["verdict"]]
+    verdict = _ANSWERS.get(row["verdict"])
+    if verdict is None:
+        raise RankError(f"the row's verdict is {row['verdict']!r}; expected {', '.join(_ANSWERS)}")
     if verdict != "sat":
         return Decided(verdict, reason=row.get("reason") or "")
     found = replayed(ReplayedNetwork(content(question.onnx)), question.query, row["counterexample"])

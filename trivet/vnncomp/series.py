@@ -18,6 +18,7 @@ from pathlib import Path
 
 from service.formats.vnnlib import VnnlibError, parse
 from service.jobs.atomic import atomic_write
+from service.jobs.text import visible
 from trivet.errors import TrivetError
 from trivet.vnncomp.answers import Decided, Witness, WitnessFormatError, verdict_of
 from trivet.vnncomp.instances import BenchmarkInstance, content, key_of
@@ -102,20 +103,12 @@ class ResultsFolder:
             home = self.root / instance.category
             home.mkdir(parents=True, exist_ok=True)
             atomic_write(home / instance.witness_name, gzip.compress(decided.witness.text().encode()))
-        cells = (
-            instance.category,
-            instance.onnx,
-            instance.vnnlib,
-            0.0,
-            decided.verdict,
-            f"{seconds:.3f}",
-            decided.reason,
-        )
+        named, reason = (instance.category, instance.onnx, instance.vnnlib), visible(decided.reason)
         row = io.StringIO()
-        csv.writer(row, lineterminator="\n").writerow(str(cell).replace("\n", " ") for cell in cells)
+        csv.writer(row, lineterminator="\n").writerow([*named, 0.0, decided.verdict, f"{seconds:.3f}", reason])
         with self.lock, (self.root / RESULTS).open("a", encoding="utf-8") as file:
             file.write(row.getvalue())
-        why = f": {decided.reason}" if decided.reason else ""
+        why = f": {reason}" if reason else ""
         return f"{' '.join(instance.key)}: {decided.verdict} after {seconds:.2f} s{why}"
 
 
