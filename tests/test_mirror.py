@@ -22,7 +22,7 @@ OF_SEVERAL_ROOMS = {"browser", "cli", "distributed", "docs", "e2e", "faults", "f
 def has_home(folder: Path) -> bool:
     """Whether the code has a folder of this name, or the tests are about several."""
     name = folder.relative_to(TESTS)
-    homes = (TESTS.parent, TESTS.parent / "service")
+    homes = (TESTS.parent, TESTS.parent / "service", TESTS.parent / "trivet")
     return name == Path() or str(name) in OF_SEVERAL_ROOMS or any((home / name).is_dir() for home in homes)
 
 

@@ -7,11 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from cli_world import TRAIN, Cli, Worker
 from waiting import eventually
 
 from service.jobs.store import Store
+from trivet.cli.main import NAMED, PARTS, program
 from trivet.client import Client
+
+
+def test_a_module_that_is_imported_alone_has_the_command_of_its_name() -> None:
+    def commands(*words: str) -> set[str]:
+        return set(typer.main.get_group(program(words)).commands)
+
+    assert [name for name in NAMED if name not in commands(name)] == []
+    assert commands("main") == commands("results") == commands() >= NAMED
+    assert set(PARTS) > NAMED
 
 
 def test_submit_prints_the_id_and_only_that(trivet: Cli, store: Store) -> None:

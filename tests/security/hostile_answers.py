@@ -19,6 +19,7 @@ def body(path: str, text: str) -> Any:
         "/v1/jobs:check": {"errors": [{"path": text, "message": text, "got": text, "expected": text}]},
         "/v1/jobs/sweep": _sweep(text),
         "/v1/jobs/*/metrics": {"series": {text: {"step": [1, 2], "time": [1.0, 2.0], "value": [0.5, 0.25]}}},
+        "/readyz": {"status": text},
         "/v1/jobs/*/bounds": {"items": [_row(text)], "next_cursor": None},
         "/v1/jobs/*/report": _report(text),
         "/v1/jobs/*/artifacts": {

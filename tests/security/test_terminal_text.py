@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +32,7 @@ from service.jobs.submission.check import check_names
 from service.jobs.text import first_control, visible, visible_json
 from service.jobs.text.safe_text import SafeFormatter
 from trivet.cli.context import job_ids
-from trivet.cli.main import app
+from trivet.cli.main import program
 from trivet.terminal import Terminal, paragraph
 
 ACTING = {
@@ -48,6 +49,7 @@ TEXTS = st.one_of(
     st.lists(st.sampled_from([*ACTING, "[", "]", "/", "\\", "{", "}", "a", " ", "é", "漢"]), max_size=12).map("".join),
     st.lists(st.sampled_from(MARKUP), min_size=1, max_size=3).map("".join),
 )
+APP = program()
 COMMANDS: dict[str, list[list[str]]] = {
     "submit": [
         ["submit", "SPEC"], ["submit", "SPEC", "--watch"], ["submit", "SPEC", "--watch", "--json"],
@@ -94,6 +96,10 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["audit"], ["audit", "--json"], ["audit", "export"], ["audit", "verify"], ["audit", "verify", "--json"],
     ],
     "uploads": [["uploads"], ["uploads", "--json"], ["uploads", "delete", "f"]],
+    "vnncomp": [
+        ["vnncomp", "run", "c", "ONNX", "VNNLIB", "OUT", "60"], ["vnncomp", "prepare", "c", "ONNX", "VNNLIB"],
+        ["vnncomp", "score", "BENCHMARK", "--into", "NEW"],
+    ],
     "webhooks": [
         ["webhooks", "create", "https://h"], ["webhooks", "create", "https://h", "--json"], ["webhooks", "list"],
         ["webhooks", "list", "--json"], ["webhooks", "deliveries", "w"], ["webhooks", "deliveries", "w", "--json"],
@@ -112,7 +118,7 @@ WORDLESS = [
     ["delete", "J", "--yes"], ["artifacts", "J", "n", "-o", "OUT"], ["keys", "revoke", "k"],
     ["shares", "weigh", "p", "2"], ["projects", "delete", "p"], ["projects", "members", "remove", "p", "m"],
     ["accounts", "delete", "n"], ["audit", "verify"], ["audit", "verify", "--json"], ["uploads", "delete", "f"],
-    ["webhooks", "delete", "w"],
+    ["webhooks", "delete", "w"], ["vnncomp", "prepare", "c", "ONNX", "VNNLIB"],
 ]  # fmt: skip
 """Of the commands above, those that repeat no word of the service's unless it refuses them."""
 
@@ -139,21 +145,26 @@ def _commands_and_settings_are_made_once() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("specs")
     (made / "spec.yaml").write_text("kind: train\n")
+    (made / "net.onnx").touch()
+    declared = "(declare-const X_0 Real)(declare-const Y_0 Real)"
+    (made / "query.vnnlib").write_text(f"{declared}(assert (<= X_0 1))(assert (>= X_0 0))(assert (>= Y_0 0))")
+    (made / "instances.csv").write_text("net.onnx,query.vnnlib,60\n")
     return made
 
 
 def run(service: Hostile, folder: Path, words: list[str], **environment: str) -> str:
     """Both outputs of a command, which may refuse but not break."""
-    files = {"SPEC": str(folder / "spec.yaml"), "OUT": str(folder / "out")}
+    files = {"SPEC": str(folder / "spec.yaml"), "OUT": str(folder / "out"), "BENCHMARK": str(folder)}
+    files |= {"ONNX": str(folder / "net.onnx"), "VNNLIB": str(folder / "query.vnnlib"), "NEW": mkdtemp(dir=folder)}
     variables = {"TRIVET_URL": service.url, "TRIVET_KEY": "tvt_x_y", "TRIVET_DATA": str(folder / "data"), **environment}
-    result = CliRunner().invoke(app, [files.get(word, word) for word in words], env=variables)
+    result = CliRunner().invoke(APP, [files.get(word, word) for word in words], env=variables)
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
     assert result.exit_code in (0, 1, 2), (words, result.output)
     return result.output
 
 
 def test_every_command_is_tried(service: Hostile) -> None:
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(APP)
     assert isinstance(group, typer.core.TyperGroup)
     assert set(group.commands) == COMMANDS.keys() | LOCAL
     for name, variants in COMMANDS.items():

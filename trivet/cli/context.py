@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
 from rich.table import Table
 
-from service.jobs.records import ListedJob
 from service.jobs.text import visible
 from trivet.cli.exit_codes import ExitCode
-from trivet.client import Client
 from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.terminal import Terminal, paragraph
+
+if TYPE_CHECKING:
+    from service.jobs.records import ListedJob
+    from trivet.client import Client
 
 _OFFERED = 50
 _PATIENCE_S = 2.0
@@ -32,6 +34,8 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
 
     Returns none if no service answers: a completion cannot show an error.
     """
+    from trivet.client import Client  # noqa: PLC0415 - as below
+
     try:
         with Client(timeout_s=_PATIENCE_S) as service:
             found = service.jobs(limit=_OFFERED).items
@@ -66,6 +70,8 @@ err = Terminal(stderr=True)
 @contextmanager
 def client() -> Iterator[Client]:
     """Yield a client of the configured service."""
+    from trivet.client import Client  # noqa: PLC0415 - takes most of the time of a command that may need none
+
     with Client() as opened:
         try:
             yield opened

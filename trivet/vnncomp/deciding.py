@@ -1,0 +1,169 @@
+"""Decides one instance: as a job of the service that answers here, or by a rank of its own if none does."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from service.formats.vnnlib import Query, VnnlibError, parse
+from service.jobs.states import TERMINAL
+from trivet.endpoint import resolve
+from trivet.errors import Refused, TrivetError, Unreachable
+from trivet.vnncomp.answers import CompetitionVerdict, Decided
+from trivet.vnncomp.instances import BenchmarkError, content, there
+from trivet.vnncomp.lone_rank import RankError, lone_rank
+from trivet.vnncomp.witness import ReplayedNetwork, ReplayError, replayed
+
+if TYPE_CHECKING:
+    from trivet.client import Client
+
+Device = Literal["auto", "cpu", "cuda"]
+RESERVE_S = 0.25
+"""Seconds before the end of an instance's limit at which its answer is written."""
+_PAUSES_S, _LONGER = (0.03, 1.0), 1.1
+_ANSWERS: Mapping[str, CompetitionVerdict] = {
+    "verified": "unsat",
+    "falsified": "sat",
+    "unknown": "unknown",
+    "timeout": "timeout",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """The files of an instance, gzipped or not, and the query that was read."""
+
+    name: str
+    onnx: Path
+    vnnlib: Path
+    query: Query
+
+    @classmethod
+    def read(cls, category: str, onnx: Path, vnnlib: Path) -> Question:
+        """Read both files. Raises :class:`BenchmarkError`, also for a query of VNN-LIB 2, which is not supported."""
+        text = content(vnnlib)
+        if b"declare-network" in text or b"vnnlib-version" in text:
+            raise BenchmarkError(f"{vnnlib} is VNN-LIB 2, which is not supported; expected VNN-LIB 1")
+        try:
+            query = parse(text.decode("utf-8-sig"))
+        except (VnnlibError, UnicodeDecodeError) as error:
+            raise BenchmarkError(f"{vnnlib}: {error}") from error
+        return cls(f"{category} {onnx.name} {vnnlib.name}", there(onnx), there(vnnlib), query)
+
+    def spec(self, upload: Callable[[Path], str], device: Device, seconds: float) -> dict[str, Any]:
+        """Return the job of the instance, after the upload of its files."""
+        return {
+            "kind": "verify",
+            "name": self.name[:100],
+            "model": {"onnx": upload(self.onnx)},
+            "property": {"vnnlib": upload(self.vnnlib)},
+            "method": "beta-crown",
+            "device": device,
+            "budget": {"seconds": seconds},
+        }
+
+
+Asking = Callable[[Question, float, float], Mapping[str, Any] | None]
+"""``(question, seconds, deadline)`` to the row of its job with this budget; ``None`` at the deadline."""
+PREPARING_S, _LEAST_S = 300.0, 0.01
+
+
+def prepare(question: Question, ask: Asking) -> None:
+    """Run the instance's job without time to search, so that its network is known when the instance is run: its trace
+    is kept. Raises :class:`TrivetError` for an instance that cannot be decided.
+    """
+    ask(question, _LEAST_S, time.monotonic() + PREPARING_S)
+
+
+def decide(question: Callable[[], Question], ask: Asking, limit_s: float) -> Decided:
+    """Answer a question in ``limit_s`` seconds; what is wrong with it, or with the service, becomes the answer's
+    reason. A ``sat`` has been replayed: see :mod:`.witness`.
+    """
+    deadline = time.monotonic() + max(limit_s - RESERVE_S, limit_s / 2)
+    try:
+        asked = question()
+        # A witness needs onnxruntime, whose import takes as long as a small search: it is there when the row comes.
+        threading.Thread(target=importlib.import_module, args=("onnxruntime",), daemon=True).start()
+        row = ask(asked, deadline - time.monotonic(), deadline)
+        if row is None:
+            return Decided("timeout", reason=f"{limit_s:g} seconds were spent")
+        return _decided(row, asked)
+    except (BenchmarkError, Refused, ReplayError) as error:
+        return Decided("unknown", reason=_told(error))
+    except (TrivetError, OSError) as error:
+        return Decided("error", reason=str(error))
+
+
+def _told(error: TrivetError) -> str:
+    fields = error.errors if isinstance(error, Refused) else ()
+    return "; ".join([str(error), *(f"{each['path']}: {each['message']}" for each in fields)])
+
+
+def _decided(row: Mapping[str, Any], question: Question) -> Decided:
+    verdict = _ANSWERS.get(row["verdict"])
+    if verdict is None:
+        raise RankError(f"the row's verdict is {row['verdict']!r}; expected {', '.join(_ANSWERS)}")
+    if verdict != "sat":
+        return Decided(verdict, reason=row.get("reason") or "")
+    found = replayed(ReplayedNetwork(content(question.onnx)), question.query, row["counterexample"])
+    return Decided(verdict, found.witness)
+
+
+def asking(client: Client | None, device: Device) -> Asking:
+    """Return the way to ask: by jobs of the service, or by ranks of their own without one."""
+    return _Alone(device) if client is None else _ByService(client, device)
+
+
+def service_here() -> Client | None:
+    """Return a client of the configured service if it answers."""
+    address = urlsplit(resolve(None, None).url)
+    if address.scheme == "unix" and not Path(address.path).exists():
+        return None
+    from trivet.client import Client  # noqa: PLC0415 - takes as long as a small instance
+
+    with suppress(Unreachable):
+        client = Client(outage_s=0.0)
+        if client.is_ready():
+            return client
+        client.close()
+    return None
+
+
+@dataclass(frozen=True)
+class _ByService:
+    client: Client
+    device: Device
+
+    def __call__(self, question: Question, seconds: float, deadline: float) -> Mapping[str, Any] | None:
+        spec = question.spec(lambda path: self.client.upload(path).id, self.device, seconds)
+        job, pause = self.client.submit(spec), _PAUSES_S[0]
+        while (left := deadline - time.monotonic()) > 0:
+            seen = self.client.job(job.id, wait_s=min(pause, left))
+            for row in self.client.bounds(job.id):
+                return row
+            if seen.state in TERMINAL:
+                why = "it has no row" if seen.error is None else f"{seen.error.type}: {seen.error.message}"
+                raise RankError(f"{job.id} {seen.state}: {why}")
+            pause = min(_LONGER * pause, _PAUSES_S[1])
+        self.client.cancel(job.id)
+        return None
+
+
+@dataclass(frozen=True)
+class _Alone:
+    device: Device
+
+    def __call__(self, question: Question, seconds: float, deadline: float) -> Mapping[str, Any] | None:
+        has_gpu = shutil.which("nvidia-smi") is not None and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+        device: Device = self.device if self.device != "auto" else "cuda" if has_gpu else "cpu"
+        with lone_rank() as rank:
+            return rank.row(question.spec(rank.upload, device, seconds), deadline)

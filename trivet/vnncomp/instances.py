@@ -1,0 +1,134 @@
+"""Reads folders of benchmarks: ``instances.csv`` with a network, a query and seconds in each row, gzipped or not."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from trivet.errors import TrivetError
+
+INSTANCES, LABELS = "instances.csv", "labels.csv"
+_YEAR, _VERSION = re.compile(r"\d{4}_"), re.compile(r"\d+\.\d+")
+
+
+class BenchmarkError(TrivetError):
+    """A folder of benchmarks, or a file that it names, cannot be used; the message names the file and the line."""
+
+
+def there(path: Path) -> Path:
+    """Return the file, or the one with ``.gz`` at its end if only that exists. Raises :class:`BenchmarkError`."""
+    packed = path.with_name(f"{path.name}.gz")
+    found = next((each for each in (path, packed) if each.is_file()), None)
+    if found is None:
+        raise BenchmarkError(f"there is no file {path}, and no {packed.name} beside it")
+    return found
+
+
+def content(path: Path) -> bytes:
+    """Return what :func:`there` finds, unpacked."""
+    found = there(path)
+    try:
+        return gzip.decompress(found.read_bytes()) if found.suffix == ".gz" else found.read_bytes()
+    except (OSError, EOFError) as error:
+        raise BenchmarkError(f"cannot read {found}: {error}") from error
+
+
+@dataclass(frozen=True)
+class BenchmarkInstance:
+    """A row of a benchmark. ``onnx`` and ``vnnlib`` are as in the row, ``folder`` is where they are."""
+
+    category: str
+    folder: Path
+    onnx: str
+    vnnlib: str
+    limit_s: float
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return key_of(self.category, self.onnx, self.vnnlib)
+
+    @property
+    def witness_name(self) -> str:
+        """Return the name of its witness's file: the competition's, with the folders of files in front."""
+        onnx, vnnlib = (PurePosixPath(each).with_suffix("") for each in self.key[1:])
+        folders = [part for part in vnnlib.parts[:-1] if part != "vnnlib"]
+        return "_".join([*folders, onnx.name, vnnlib.name]) + ".counterexample.gz"
+
+
+def key_of(category: str, onnx: str, vnnlib: str) -> tuple[str, str, str]:
+    """Return what names an instance in results of any tool, wherever its files lay: a category without its year, and
+    the paths of both files from the folders ``onnx`` and ``vnnlib`` on.
+    """
+    return _YEAR.sub("", category, count=1), _inner(onnx, "onnx"), _inner(vnnlib, "vnnlib")
+
+
+def _inner(path: str, folder: str) -> str:
+    parts = PurePosixPath(path.removesuffix(".gz")).parts
+    inside = [index for index, part in enumerate(parts) if part == folder]
+    return str(PurePosixPath(*parts[inside[-1] :])) if inside else parts[-1]
+
+
+def instances(folder: Path) -> list[BenchmarkInstance]:
+    """Return the rows of all benchmarks in a folder, which may be one itself, by category. Raises
+    :class:`BenchmarkError`.
+
+    A benchmark may have a folder for each version of VNN-LIB, with the same instances: its first version counts.
+    """
+    lists = sorted(folder.rglob(INSTANCES))
+    lists = list({_category(path.parent, folder): path for path in reversed(lists)}.values())[::-1]
+    if not lists:
+        raise BenchmarkError(f"{folder} has no {INSTANCES}, and no folder in it has one")
+    return [instance for path in lists for instance in _rows(path, _category(path.parent, folder))]
+
+
+def _category(home: Path, folder: Path) -> str:
+    home = home.parent if _VERSION.fullmatch(home.name) else home
+    inner = home.relative_to(folder).as_posix() if home.is_relative_to(folder) else "."
+    return home.resolve().name if inner == "." else inner
+
+
+def _rows(path: Path, category: str) -> Iterator[BenchmarkInstance]:
+    for line, row in _read(path):
+        cells = [each.strip() for each in row]
+        limit = _seconds(cells[2]) if len(cells) == 3 else None
+        if limit is None or not all(cells):
+            raise BenchmarkError(f"{path} line {line}: got {','.join(row)[:200]!r}, expected ONNX,VNNLIB,SECONDS")
+        yield BenchmarkInstance(category, path.parent, cells[0], cells[1], limit)
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
+
+
+def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            yield from ((reader.line_num, row) for row in reader if any(each.strip() for each in row))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BenchmarkError(f"cannot read {path}: {error}") from error
+
+
+def labels(every: list[BenchmarkInstance]) -> dict[tuple[str, str, str], str]:
+    """Return the known answers, ``sat`` or ``unsat``: column ``label`` of ``labels.csv`` beside each list, with the
+    columns ``onnx`` and ``vnnlib`` of instances.
+    """
+    found = {}
+    for folder, category in {(each.folder, each.category) for each in every if (each.folder / LABELS).is_file()}:
+        rows = [row for _, row in _read(folder / LABELS)]
+        for row in rows[1:]:
+            cells = dict(zip(rows[0], row, strict=False))
+            if not {"onnx", "vnnlib", "label"} <= set(cells):
+                raise BenchmarkError(f"{folder / LABELS}: got {','.join(rows[0])!r}, expected onnx, vnnlib and label")
+            if cells["label"] in ("sat", "unsat"):
+                found[key_of(category, cells["onnx"], cells["vnnlib"])] = cells["label"]
+    return found
