@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from service.models.compiled import CompileMode, apply_compile
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import apply_float8
+from service.parallel.tensor.placement import state_buffers
 from service.torch_internals.table import internal, internal_of
 from service.torch_internals.types import SCHEMA, OpOverload
 
@@ -133,11 +135,12 @@ def apply_activation_checkpoint(model: nn.Module, choice: Choice) -> None:
 def _recomputing(kind: Any, choice: Choice) -> type[nn.Module]:
     class Recomputing(kind):  # type: ignore[misc]
         def forward(self, *inputs: Any) -> Any:
-            if choice == "full":
-                return checkpoint(super().forward, *inputs, use_reentrant=False)
-            if torch.compiler.is_compiling():  # the compiler chooses, within its budget
-                return super().forward(*inputs)
-            return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=_selective_contexts)
+            if torch.compiler.is_compiling():
+                if choice == "full":
+                    return checkpoint(super().forward, *inputs, use_reentrant=False)
+                return super().forward(*inputs)  # the compiler chooses, within its budget
+            contexts = partial(_contexts, self, choice)
+            return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=contexts)
 
     Recomputing.__name__ = Recomputing.__qualname__ = f"Recomputing{kind.__name__}"
     return Recomputing
@@ -149,7 +152,29 @@ def _policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> Ch
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-_selective_contexts = partial(create_selective_checkpoint_contexts, _policy)
+def _contexts(
+    module: nn.Module, choice: Choice
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of a forward and of its recomputation, which leaves running statistics as they are: a batch
+    counts once.
+    """
+    forward: AbstractContextManager[Any] = nullcontext()
+    again: AbstractContextManager[Any] = nullcontext()
+    if choice == "selective":
+        forward, again = create_selective_checkpoint_contexts(_policy)
+    return forward, _keeping_buffers(module, again)
+
+
+@contextmanager
+def _keeping_buffers(module: nn.Module, within: AbstractContextManager[Any]) -> Iterator[None]:
+    buffers = [buffer for _, buffer in state_buffers(module)]
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        with within:
+            yield
+    finally:
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.data.copy_(value)  # the backward may need the buffer, and autograd counts its changes
 
 
 Fingerprint = dict[str, str | int | float]

@@ -15,7 +15,7 @@ from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, M
 from service.models import huggingface
 from service.models.full_weights import Weights, WeightsError, trained
 from service.models.registry import build
-from service.parallel.tensor.placement import global_parameters
+from service.parallel.tensor.placement import global_tensors
 
 
 def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
@@ -47,12 +47,12 @@ def _read(data: DataLayout, file: str, config: ModelConfig) -> Mapping[str, Tens
 
 
 def _parameters(config: ModelConfig, weights: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of the model's parameters, and those of their other places that the weights repeat.
+    """Return the names of the model's parameters and buffers, and those of their other places that the weights repeat.
 
     Raises :class:`WeightsFileError` for weights that differ where the model has one parameter for both.
     """
     model = build(config, device="meta")
-    own = dict(global_parameters(model))
+    own = dict(global_tensors(model))
     first = {id(parameter): name for name, parameter in own.items()}
     repeated = {
         name: first[id(parameter)]

@@ -1,0 +1,105 @@
+"""Batch normalisation (Ioffe & Szegedy, 2015) whose statistics are those of the batches of all data-parallel ranks.
+
+``torch.nn.SyncBatchNorm`` has no kernel for the CPU, counts with a collective of its own, and takes the place of
+``torch.nn``'s classes only. Here a module becomes an instance of a subclass of its own class: parameters, buffers and
+names stay, and so does what a fused layer of ``timm`` does after it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from service.parallel.collectives import gather_with_reduce_from_group, reduce_from_group
+from service.parallel.mesh import Axis
+
+_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_AFTERWARDS = ("drop", "act")
+"""The modules that ``timm.layers.BatchNormAct2d`` applies to the normalised batch, in order."""
+
+
+def normalisations(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the batch normalisations of a model by name."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, _KINDS)]
+
+
+def synchronise(model: nn.Module, dp: Axis) -> None:
+    """Let each batch normalisation take its statistics over the ranks of ``dp``, in place.
+
+    Every rank must have as many numbers of a channel. Raises ``ValueError`` for a class that normalises in a way of its
+    own.
+    """
+    for name, module in normalisations(model) if dp.size > 1 else ():
+        kind: Any = type(module)
+        if kind.forward is not nn.BatchNorm1d.forward and not all(hasattr(module, each) for each in _AFTERWARDS):
+            raise ValueError(
+                f"{name!r} is a {kind.__name__}, whose statistics cannot be taken over data-parallel ranks; "
+                "expected model.batch_norm: per-rank, or one of torch.nn's"
+            )
+        module.__class__ = _synchronised(kind)
+        module.dp = dp  # type: ignore[assignment]
+
+
+@torch.no_grad()
+def average_statistics(model: nn.Module, dp: Axis) -> None:
+    """Give every rank of ``dp`` the mean of the ranks' running statistics; all call it, in one exchange."""
+    held = [each for _, module in normalisations(model) for each in (module.running_mean, module.running_var)]
+    buffers = [each for each in held if isinstance(each, Tensor)]
+    if dp.size > 1 and buffers:
+        sums = reduce_from_group(torch.cat(buffers), dp.group) / dp.size
+        for buffer, mean in zip(buffers, sums.split([len(each) for each in buffers]), strict=True):
+            buffer.copy_(mean)
+
+
+@cache
+def _synchronised(kind: Any) -> type[nn.Module]:
+    class Synchronised(kind):  # type: ignore[misc]
+        dp: Axis
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return super().forward(x)  # type: ignore[no-any-return]
+            x = _normalised(self, x, self.dp)
+            for name in _AFTERWARDS:
+                x = getattr(self, name)(x) if hasattr(self, name) else x
+            return x
+
+    Synchronised.__name__ = Synchronised.__qualname__ = f"Synchronised{kind.__name__}"
+    return Synchronised
+
+
+def _normalised(module: Any, x: Tensor, dp: Axis) -> Tensor:
+    """Return ``x`` (batch, channels, …) normalised over all other dimensions and all ranks, and note the statistics.
+
+    They are computed in float32 at least. Equal shares: the variance is the mean of the ranks' own and of their means'
+    distance from the common one, which loses no digits (Chan, Golub & LeVeque, 1983).
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    dimensions = [0, *range(2, x.dim())]
+    count = dp.size * x.numel() // x.shape[1]
+    own = torch.stack((wide.mean(dimensions), wide.var(dimensions, correction=0)))
+    means, variances = gather_with_reduce_from_group(own.unsqueeze(0), 0, dp.group, dp.size).unbind(1)
+    mean = means.mean(0)
+    variance = (variances + (means - mean).square()).mean(0)
+    if module.track_running_stats:
+        _note(module, mean.detach(), variance.detach() * (count / (count - 1)))
+    shape = (1, -1, *(1 for _ in dimensions[1:]))
+    scale = (variance + module.eps).rsqrt()
+    if module.weight is not None:
+        scale = scale * module.weight
+    shift = -mean * scale if module.bias is None else module.bias - mean * scale
+    return (wide * scale.view(shape) + shift.view(shape)).to(x.dtype)
+
+
+@torch.no_grad()
+def _note(module: Any, mean: Tensor, variance: Tensor) -> None:
+    """Move the running statistics towards those of a batch, as ``torch.nn`` does; the variance is the unbiased one."""
+    module.num_batches_tracked.add_(1)
+    for running, value in ((module.running_mean, mean), (module.running_var, variance)):
+        share = module.momentum
+        if share is None:
+            share = module.num_batches_tracked.to(running.dtype).reciprocal()
+        running.mul_(1 - share).add_(value.to(running.dtype) * share)
