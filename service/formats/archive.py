@@ -333,6 +333,9 @@ class TensorHeaderError(ValueError):
     """The file is no safetensors file; the message is the end of a sentence about it."""
 
 
+_COUNT = ((), "I64")
+
+
 class TensorTypeError(TensorHeaderError):
     """A tensor is of a type that weights do not have."""
 
@@ -343,7 +346,8 @@ FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_
 def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights in a file by name. ``content`` is at its beginning, ``size`` is in bytes.
 
-    Raises :class:`TensorHeaderError`, also for tensors that are no floating-point numbers.
+    Raises :class:`TensorHeaderError`, also for tensors that are neither floating-point numbers nor a count, as of the
+    batches in a running statistic.
     """
     head = content.read(8)
     length = int.from_bytes(head, "little")
@@ -358,7 +362,7 @@ def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TensorHeaderError(f"is no safetensors file: {error!r}") from error
-    for name, (_, kind) in held.items():
-        if kind not in FLOATS:
+    for name, (shape, kind) in held.items():
+        if kind not in FLOATS and (shape, kind) != _COUNT:
             raise TensorTypeError(f"has {name!r} of the type {kind}; expected one of {', '.join(FLOATS)}")
     return {name: shape for name, (shape, _) in held.items()}

@@ -32,6 +32,7 @@ from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec, is
 from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.families import FAMILIES
+from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.train import PipelineSpec, ShardingSpec, TrainSpec
 from service.models.compiled import CompileMode, apply_compile
@@ -152,16 +153,14 @@ def _policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> Ch
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _contexts(
-    module: nn.Module, choice: Choice
-) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _contexts(module: nn.Module, choice: Choice) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return the contexts of a forward and of its recomputation, which leaves running statistics as they are: a batch
     counts once.
     """
     forward: AbstractContextManager[Any] = nullcontext()
     again: AbstractContextManager[Any] = nullcontext()
     if choice == "selective":
-        forward, again = create_selective_checkpoint_contexts(_policy)
+        forward, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call,unused-ignore]
     return forward, _keeping_buffers(module, again)
 
 
@@ -193,6 +192,8 @@ def fingerprint(config: ModelConfig, recipe: ModelRecipe, device: torch.device) 
     family = FAMILIES.provided[config.family]
     if family.distribution != HOUSE:
         fields["model.package"] = f"{family.distribution} {family.version}"
+    if isinstance(config, PackagedConfig):
+        fields["model.package"] = f"{config.package} {config.package_version}"
     if recipe.is_sharded:
         fields |= {"sharding.reshard": recipe.sharding.reshard, "sharding.reduce": recipe.sharding.reduce}
     if recipe.pipeline is not None:

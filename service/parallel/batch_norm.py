@@ -49,8 +49,8 @@ def average_statistics(model: nn.Module, dp: Axis) -> None:
     held = [each for _, module in normalisations(model) for each in (module.running_mean, module.running_var)]
     buffers = [each for each in held if isinstance(each, Tensor)]
     if dp.size > 1 and buffers:
-        sums = reduce_from_group(torch.cat(buffers), dp.group) / dp.size
-        for buffer, mean in zip(buffers, sums.split([len(each) for each in buffers]), strict=True):
+        means = reduce_from_group(torch.cat(buffers), dp.group) / dp.size
+        for buffer, mean in zip(buffers, torch.split(means, [len(each) for each in buffers]), strict=True):
             buffer.copy_(mean)
 
 
@@ -91,7 +91,8 @@ def _normalised(module: Any, x: Tensor, dp: Axis) -> Tensor:
     if module.weight is not None:
         scale = scale * module.weight
     shift = -mean * scale if module.bias is None else module.bias - mean * scale
-    return (wide * scale.view(shape) + shift.view(shape)).to(x.dtype)
+    normalised: Tensor = wide * scale.view(shape) + shift.view(shape)
+    return normalised.to(x.dtype)
 
 
 @torch.no_grad()

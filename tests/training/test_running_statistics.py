@@ -76,8 +76,7 @@ class Counting(Normalised):
 
 def run(folder: str | Path, make: Any = Normalised, *, job_id: str = JOB, **changes: Any) -> Any:
     with patch.object(registry, "family_builder", lambda family: lambda config, axis: make()):
-        found = train(folder, {**SPEC, **changes}, job_id=job_id, test_samples=48, state=torch.float64)
-    return found
+        return train(folder, {**SPEC, **changes}, job_id=job_id, test_samples=48, state=torch.float64)
 
 
 def error_of(folder: str, make: Any, **changes: Any) -> str:

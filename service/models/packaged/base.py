@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from service.jobs.spec.families.packaged import PackagedConfig, PictureConfig
 
-NAMED = "network"
-"""The name of the package's module within ours."""
+_UNDECLARED = re.compile(r"operator (torchvision::\w+) does not exist")
 
 
 def imported(package: str) -> Any:
     """Return the package. Raises ``ValueError`` with its name if this host does not have it."""
     try:
+        if find_spec("torchvision") is not None:
+            _import_torchvision()  # as the others do, on their way
         return import_module(package)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"model.family: this host has no package {error.name!r}, which {package} needs; install it on every worker "
             "host, with the extra `families`"
         ) from error
+
+
+def _import_torchvision() -> None:
+    """Import torchvision. It asks for its compiled operators, which do not load beside another build of torch than
+    theirs, as its CUDA build beside torch for CPUs. No classifier calls one: they are declared, without kernels.
+    """
+    while "torchvision" not in sys.modules:
+        try:
+            import_module("torchvision")
+        except RuntimeError as error:
+            if (named := _UNDECLARED.search(str(error))) is None:
+                raise
+            torch.library.define(named[1], "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 
 
 def check_name(name: str, known: Collection[str], package: str, field: str = "model.name") -> None:
@@ -94,9 +112,7 @@ class Classifier(Packaged):
         return logits
 
 
-def classifier(
-    config: PictureConfig, create: Callable[..., nn.Module], arguments: Mapping[str, Any]
-) -> nn.Module:
+def classifier(config: PictureConfig, create: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn.Module:
     """Return the classifier that ``create`` builds by the architecture's name, from our arguments and the options."""
     with explained(f"model.options: {config.name}", config.package):
         return Classifier(config, create(config.name, **{**arguments, **config.options}))

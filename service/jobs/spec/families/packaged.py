@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Annotated, Any, Literal
 
@@ -14,6 +16,18 @@ from service.jobs.plugins import Features, ModelConfig, disagreement
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
 Option = bool | int | float | str | list[int] | list[float] | list[str] | None
 _MOST = 64
+
+
+PACKAGES = ("timm", "torchvision", "transformers")
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions of those of :data:`PACKAGES` that this host has, without importing any."""
+    found = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 class PackagedConfig(ModelConfig):
@@ -39,6 +53,11 @@ class PackagedConfig(ModelConfig):
     @abstractmethod
     def package(self) -> str:
         """Return the name of the package that ranks import."""
+
+    @property
+    def package_version(self) -> str:
+        """Return the package's version on this host; ``absent`` if it is not there."""
+        return versions_here().get(self.package, "absent")
 
     @property
     def synchronises(self) -> bool:
