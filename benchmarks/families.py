@@ -4,9 +4,10 @@
     torchrun --nproc-per-node 2 benchmarks/families.py     # under FSDP, by the statistics of both ranks
 
 Each is trained for two steps by the training job, once more with a resumption in between, and by a loop of plain torch
-from the same weights, in the same process, all in float64. *Losses*, *weights* and *resumed* are the largest relative differences from
-the loop, or from the run without a resumption: of losses, and of parameters and buffers as a share of the largest
-number in them; ``0`` is equality of every bit. The objective of texts is not torch's own. Pictures have 3 × 64 × 64 numbers, texts 32 bytes.
+from the same weights, in the same process, all in float64. *Losses*, *weights* and *resumed* are the largest relative
+differences from the loop, or from the run without a resumption: of losses, and of parameters and buffers as a share of
+the largest number in them; ``0`` is equality of every bit. The objective of texts is not torch's own. Pictures have
+3 × 64 × 64 numbers, texts 32 bytes.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ TIMM: Mapping[str, dict[str, Any]] = {
     "deit_tiny_patch16_224": {"depth": 2},
     "cait_xxs24_224": {"depth": 2},
     "resmlp_12_224": {},
-    "swin_tiny_patch4_window7_224": {"window_size": 4, "embed_dim": 24, "depths": [1, 1, 1, 1]},
+    "swin_tiny_patch4_window7_224": {"drop_path_rate": 0.0, "window_size": 4, "embed_dim": 24, "depths": [1, 1, 1, 1]},
     "xcit_nano_12_p16_224": {},
 }
 TORCHVISION: Mapping[str, dict[str, Any]] = {

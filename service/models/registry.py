@@ -14,7 +14,7 @@ from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.families import FAMILIES
 from service.models.initialize import Distribution, materialize
 from service.models.plain import PlainModel, build_plain, check_planned
-from service.parallel.batch_norm import synchronise
+from service.parallel.batch_norm import normalise_over
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
 from service.parallel.tensor.placement import distribute, global_tensors, tie
@@ -86,8 +86,8 @@ def build(
         materialize(model, planned.distribution, axis=axis, dtype=dtype, device=device, seed=seed)
     distribute(model, mesh.tp_mesh if mesh is not None else None)
     tie(model)
-    if mesh is not None and config.synchronises:
-        synchronise(model, mesh.dp)
+    if mesh is not None:
+        normalise_over(model, mesh.dp if config.synchronises else SINGLE)
     return model
 
 

@@ -183,6 +183,16 @@ def test_what_cannot_be_equal_on_all_ranks_is_named(runs: tuple[Path, dict[str, 
     assert "the ranks disagree on the buffer 'blocks.0.last'" in found["counting"]
 
 
+def test_statistics_of_a_batch_alone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'blocks.0.1' keeps no running statistics"):
+        run(tmp_path, lambda: nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10, track_running_stats=False)))
+
+
+def test_no_box_holds_the_statistics_of_a_batch(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"objective certified: 'blocks.0.first' normalises by the other samples"):
+        run(tmp_path, objective={"name": "certified", "eps": 0.1})
+
+
 def test_a_trained_model_starts_another_with_its_statistics(tmp_path: Path) -> None:
     run(tmp_path)
     run(tmp_path, job_id=OTHER, model={"job": JOB}, optimizer={"lr": 1e-30}, steps=1)

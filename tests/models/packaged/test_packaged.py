@@ -183,8 +183,7 @@ def test_a_package_s_own_weights_are_taken(tmp_path: Path) -> None:
 
 def test_services_import_no_package() -> None:
     program = (
-        "import sys, api.main, workers.agent.agent, service.training.job, service.verification.job, "
-        "service.compilation.job\n"
+        "import sys, api.main, workers.agent.agent, service.training.job\n"
         "print(sorted({'timm', 'torchvision', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
