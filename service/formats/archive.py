@@ -38,6 +38,9 @@ LARGEST_UNPACKED = 2**34
 """The most bytes that an upload of any size may unpack to."""
 
 _GZIP = b"\x1f\x8b"
+_ZIP = b"PK\x03\x04"
+_TAR = (b"ustar", 257)
+"""What a tar has, and where."""
 _CHUNK = 2**20
 
 
@@ -142,6 +145,13 @@ class Unpacking:
                     f"at most {RATIO_COMPRESSED} times as many as it has, or {FREE_COMPRESSED}"
                 )
         return bytes(found)
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a file begins as a zip or a tar does."""
+    with path.open("rb") as content:
+        head = content.read(_TAR[1] + len(_TAR[0]))
+    return head.startswith(_ZIP) or head[_TAR[1] :] == _TAR[0]
 
 
 def read_text(archive: Path, name: str) -> bytes:
@@ -325,7 +335,7 @@ LARGEST = 2**25
 """The most bytes of a header."""
 _ABOUT = "__metadata__"
 OF_PICKLE = b"\x80"
-_OF_TORCH = (b"PK\x03\x04", OF_PICKLE)
+_OF_TORCH = (_ZIP, OF_PICKLE)
 """The first bytes of a file of ``torch.save``: a zip file, or a pickle."""
 
 

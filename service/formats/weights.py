@@ -6,7 +6,15 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from service.formats.archive import TensorHeaderError, TensorTypeError, shapes_in, unwrapped
+from service.formats.archive import (
+    ArchiveError,
+    TensorHeaderError,
+    TensorTypeError,
+    is_archive,
+    read_shapes,
+    shapes_in,
+    unwrapped,
+)
 from service.jobs.spec.families import MlpConfig
 from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import ModelConfig
@@ -49,8 +57,19 @@ def names_of(config: ModelConfig, held: Collection[str]) -> Mapping[str, str]:
     return bare
 
 
+def in_archive(path: Path, config: ModelConfig) -> bool:
+    """Return whether a package's weights are in an archive, beside a ``config.json``, as its checkpoints are."""
+    return isinstance(config, PackagedConfig) and is_archive(path)
+
+
 def check_weights(path: Path, config: ModelConfig) -> None:
     """Raise :class:`WeightsFileError` if a file cannot hold the weights of a model, as far as its header tells."""
+    if in_archive(path, config):
+        try:
+            names_of(config, read_shapes(path))
+        except ArchiveError as error:
+            raise WeightsFileError(str(error)) from error
+        return
     shapes = shapes_of(path)
     names = names_of(config, shapes)
     if not isinstance(config, MlpConfig):

@@ -9,7 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from service.formats.weights import WeightsFileError, check_foreign, names_of, shapes_of
+from service.formats.archive import ArchiveError
+from service.formats.weights import WeightsFileError, check_foreign, in_archive, names_of, shapes_of
 from service.jobs.layout import DataLayout
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
@@ -34,14 +35,17 @@ def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights
 
 def _read(data: DataLayout, file: str, config: ModelConfig) -> Mapping[str, Tensor]:
     try:
-        shapes_of(data.file(file))
-        held = load_file(data.file(file))
+        if in_archive(path := data.file(file), config):
+            held = huggingface.tensors_of(file, data)
+        else:
+            shapes_of(path)
+            held = load_file(path)
         names = names_of(config, held)
         weights = {own: held[name] for own, name in names.items()}
         check_foreign(names, _parameters(config, weights))
     except WeightsFileError as error:
         raise WeightsError(f"model.safetensors: {file}: {error}") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ArchiveError) as error:
         raise WeightsError(f"model.safetensors: {file} cannot be read: {error}") from error
     return weights
 

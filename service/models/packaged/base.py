@@ -14,19 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from service.jobs.runtime import RefusedError
 from service.jobs.spec.families.packaged import PackagedConfig, PictureConfig
 
 _UNDECLARED = re.compile(r"operator (torchvision::\w+) does not exist")
 
 
+class PackagedError(RefusedError, ValueError):
+    """A package is not there, or has no such model."""
+
+
 def imported(package: str) -> Any:
-    """Return the package. Raises ``ValueError`` with its name if this host does not have it."""
+    """Return the package. Raises :class:`PackagedError` with its name if this host does not have it."""
     try:
         if find_spec("torchvision") is not None:
             _import_torchvision()  # as the others do, on their way
         return import_module(package)
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise PackagedError(
             f"model.family: this host has no package {error.name!r}, which {package} needs; install it on every worker "
             "host, with the extra `families`"
         ) from error
@@ -46,22 +51,22 @@ def _import_torchvision() -> None:
 
 
 def check_name(name: str, known: Collection[str], package: str, field: str = "model.name") -> None:
-    """Raise ``ValueError`` with the nearest names for one that the package does not have."""
+    """Raise :class:`PackagedError` with the nearest names for one that the package does not have."""
     if name not in known:
         nearest = get_close_matches(name, known, n=4, cutoff=0.5)
         listed = f"; nearest are {', '.join(nearest)}" if nearest else ""
-        raise ValueError(f"{field}: {package} has no architecture {name!r}{listed}")
+        raise PackagedError(f"{field}: {package} has no architecture {name!r}{listed}")
 
 
 @contextmanager
 def explained(what: str, package: str) -> Iterator[None]:
-    """Raise ``ValueError`` naming the field ``what`` for whatever the package raises about it."""
+    """Raise :class:`PackagedError` naming the field ``what`` for whatever the package raises about it."""
     try:
         yield
     except (NotImplementedError, RuntimeError):
         raise  # of a constructor that looks at values, which the meta device has not
     except Exception as error:
-        raise ValueError(f"{what}: {package} cannot build it: {type(error).__name__}: {error}") from error
+        raise PackagedError(f"{what}: {package} cannot build it: {type(error).__name__}: {error}") from error
 
 
 class Packaged(nn.Module):
@@ -82,7 +87,9 @@ class Packaged(nn.Module):
             found = [name for name in parameters if name == each or name.startswith(f"{each}.")]
             if not found:
                 nearest = get_close_matches(each, {name.rpartition(".")[0] for name in parameters}, n=4, cutoff=0.3)
-                raise ValueError(f"model.frozen: no parameter begins with {each!r}; nearest are {', '.join(nearest)}")
+                raise PackagedError(
+                    f"model.frozen: no parameter begins with {each!r}; nearest are {', '.join(nearest)}"
+                )
             for name in found:
                 parameters[name].requires_grad_(False)
             if each not in parameters:

@@ -10,10 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from service.jobs.spec.families.huggingface import HuggingfaceConfig
-from service.models.packaged.base import Packaged, check_name, explained, imported
+from service.models.packaged.base import Packaged, PackagedError, check_name, explained, imported
 from service.parallel.mesh import Axis
 
-_OF_TASK = {"causal-lm": "AutoModelForCausalLM", "image-classification": "AutoModelForImageClassification"}
+_OF_TASK = {
+    "causal-lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "image-classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
+}
+"""The package's names of the class that chooses a model, and of its table."""
 
 
 class _CausalLM(Packaged):
@@ -37,8 +41,9 @@ class _ImageClassifier(Packaged):
 
 
 def build(config: HuggingfaceConfig, axis: Axis) -> nn.Module:
-    """Return the model, with random weights. Raises ``ValueError`` for a type, a field or a task that the package does
-    not have.
+    """Return the model, with random weights.
+
+    Raises :class:`PackagedError` for a type, a field or a task that the package does not have.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"  # read at the import
     transformers = imported("transformers")
@@ -46,24 +51,24 @@ def build(config: HuggingfaceConfig, axis: Axis) -> nn.Module:
     check_name(config.model_type, list(types.keys()), "transformers", "model.config.model_type")
     _check_fields(config.config, types[config.model_type])
     fields = {name: value for name, value in config.config.items() if name != "model_type"}
-    automatic = getattr(transformers, _OF_TASK[config.task])
+    automatic, table = (getattr(transformers, name) for name in _OF_TASK[config.task])
     with explained("model.config", "transformers"):
         described = transformers.AutoConfig.for_model(config.model_type, **fields)
-        if type(described) not in automatic._model_mapping:
-            raise ValueError(f"{config.model_type} has no model for task={config.task}")
+        if type(described) not in table:
+            raise PackagedError(f"{config.model_type} has no model for task={config.task}")
         network = automatic.from_config(described, trust_remote_code=False)
     kind = _CausalLM if config.task == "causal-lm" else _ImageClassifier
     return kind(config, network)
 
 
 def _check_fields(given: dict[str, Any], kind: Any) -> None:
-    """Raise ``ValueError`` for a field that the type does not have, at any depth: the package would take it without a
-    word.
+    """Raise :class:`PackagedError` for a field that the type does not have, at any depth: the package would take it
+    without a word.
     """
     for path, name, known in _unknown(given, kind, "model.config"):
         nearest = get_close_matches(name, known, n=4, cutoff=0.5)
         listed = f"; nearest are {', '.join(nearest)}" if nearest else ""
-        raise ValueError(f"{path}.{name}: {kind.model_type} has no such field{listed}")
+        raise PackagedError(f"{path}.{name}: {kind.model_type} has no such field{listed}")
 
 
 def _unknown(given: dict[str, Any], kind: Any, path: str) -> Iterator[tuple[str, str, Collection[str]]]:

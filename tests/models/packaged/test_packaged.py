@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +19,7 @@ from safetensors.torch import save
 from torch import nn
 from training_runs import upload
 
-from service.formats.weights import PACKAGED
+from service.formats.weights import PACKAGED, WeightsFileError, check_weights
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import ModelConfig
 from service.jobs.spec.model import ModelRef
@@ -163,6 +167,21 @@ def test_a_configuration_that_is_more_is_refused(given: dict[str, Any], message:
         _reference.validate_python(given)
 
 
+def zipped(members: dict[str, bytes]) -> bytes:
+    with zipfile.ZipFile(made := io.BytesIO(), "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def tarred(members: dict[str, bytes]) -> bytes:
+    with tarfile.open(fileobj=(made := io.BytesIO()), mode="w") as archive:
+        for name, content in members.items():
+            (about := tarfile.TarInfo(name)).size = len(content)
+            archive.addfile(about, io.BytesIO(content))
+    return made.getvalue()
+
+
 @needs_packages
 def test_a_package_s_own_weights_are_taken(tmp_path: Path) -> None:
     theirs = {name.removeprefix(PACKAGED): value for name, value in built().state_dict().items()}
@@ -179,6 +198,27 @@ def test_a_package_s_own_weights_are_taken(tmp_path: Path) -> None:
     _, weights = resolve(_reference.validate_python({**SMALL, "safetensors": file}), DataLayout(tmp_path))
     with pytest.raises(WeightsError, match=r"no weights for 'blocks.0.network.bn1.running_mean'"):
         load_into(model, cast(Any, weights))
+
+
+@needs_transformers
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_an_archive_of_a_package_s_weights_is_taken(tmp_path: Path, pack: Callable[[dict[str, bytes]], bytes]) -> None:
+    given = _reference.validate_python(gpt2())
+    theirs = {name.removeprefix(PACKAGED): each.detach() for name, each in build(given, seed=1).named_parameters()}
+    first, *rest = theirs
+    parts = {"a": {first: theirs[first]}, "b": {name: theirs[name] for name in rest}}
+    file = upload(
+        tmp_path, pack({"config.json": b"{}", **{f"{part}.safetensors": save(parts[part]) for part in parts}})
+    )
+    reference = _reference.validate_python({**gpt2(), "safetensors": file})
+    check_weights(DataLayout(tmp_path).file(file), given)
+    own, weights = resolve(reference, DataLayout(tmp_path))
+    load_into(model := build(own, seed=2), cast(Any, weights))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, theirs[name.removeprefix(PACKAGED)])
+    file = upload(tmp_path, pack({"weights.safetensors": save(theirs)}))
+    with pytest.raises(WeightsFileError, match=r"the archive has no config.json"):
+        check_weights(DataLayout(tmp_path).file(file), given)
 
 
 def test_services_import_no_package() -> None:
