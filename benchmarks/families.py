@@ -88,7 +88,7 @@ PICTURES: Mapping[str, dict[str, Any]] = {
     "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
     "convnext": {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]},
     "regnet": {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "groups_width": 8},
-    "mobilenet_v2": {"image_size": SIDE},
+    "mobilenet_v2": {"image_size": SIDE, "classifier_dropout_prob": 0.0},
 }
 TIMM: Mapping[str, dict[str, Any]] = {
     "resnet10t": {},

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -104,6 +104,7 @@ def parallelize(
 
 
 Choice = Literal["selective", "full"]
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 COMPILED_BUDGET = 0.7
 
@@ -129,19 +130,19 @@ def apply_activation_checkpoint(model: nn.Module, choice: Choice) -> None:
     for block in model.blocks.values():  # type: ignore[operator]
         # A class for all blocks of one kind, not a wrapper for each: one compiled graph then still serves all.
         kind: Any = type(block)
-        block.__class__ = _recomputing(kind, choice)
+        block.__class__ = _recomputing(kind, choice, _counting_once if any(state_buffers(block)) else _contexts)
 
 
 @cache
-def _recomputing(kind: Any, choice: Choice) -> type[nn.Module]:
+def _recomputing(kind: Any, choice: Choice, contexts: Callable[[nn.Module, Choice], Contexts]) -> type[nn.Module]:
     class Recomputing(kind):  # type: ignore[misc]
         def forward(self, *inputs: Any) -> Any:
             if torch.compiler.is_compiling():
                 if choice == "full":
                     return checkpoint(super().forward, *inputs, use_reentrant=False)
                 return super().forward(*inputs)  # the compiler chooses, within its budget
-            contexts = partial(_contexts, self, choice)
-            return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=contexts)
+            own = partial(contexts, self, choice)
+            return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=own)
 
     Recomputing.__name__ = Recomputing.__qualname__ = f"Recomputing{kind.__name__}"
     return Recomputing
@@ -153,14 +154,16 @@ def _policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> Ch
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _contexts(module: nn.Module, choice: Choice) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts of a forward and of its recomputation, which leaves running statistics as they are: a batch
-    counts once.
-    """
-    forward: AbstractContextManager[Any] = nullcontext()
-    again: AbstractContextManager[Any] = nullcontext()
-    if choice == "selective":
-        forward, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call,unused-ignore]
+def _contexts(module: nn.Module, choice: Choice) -> Contexts:
+    """Return the contexts of a forward and of its recomputation."""
+    if choice == "full":
+        return nullcontext(), nullcontext()
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
+
+
+def _counting_once(module: nn.Module, choice: Choice) -> Contexts:
+    """Return the same for a module with running statistics, in which a batch counts once."""
+    forward, again = _contexts(module, choice)
     return forward, _keeping_buffers(module, again)
 
 
