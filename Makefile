@@ -90,7 +90,7 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Trivet needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Set PYTHON=python3.12, for one."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
+	$(if $(TORCH),sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^torchvision==/d' constraints.txt > $(CONSTRAINTS))
 	@echo "installing about 2 GB of packages (several more where torch brings CUDA), which takes some minutes"
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch --editable '.[dev]'
 	touch $@

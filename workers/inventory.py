@@ -10,6 +10,7 @@ from pathlib import Path
 import pynvml
 
 from service.jobs.plugins.catalogue import house_version
+from service.jobs.spec.families.packaged import versions_here
 from service.torch_internals.installed import installed_torch
 
 _SMALL_MESH = 4
@@ -22,6 +23,7 @@ def versions() -> dict[str, str]:
         "trivet": house_version(),
         "torch": installed_torch().version,
         "python": platform.python_version(),
+        **versions_here(),
     }
 
 

@@ -38,6 +38,9 @@ LARGEST_UNPACKED = 2**34
 """The most bytes that an upload of any size may unpack to."""
 
 _GZIP = b"\x1f\x8b"
+_ZIP = b"PK\x03\x04"
+_TAR = (b"ustar", 257)
+"""What a tar has, and where."""
 _CHUNK = 2**20
 
 
@@ -142,6 +145,13 @@ class Unpacking:
                     f"at most {RATIO_COMPRESSED} times as many as it has, or {FREE_COMPRESSED}"
                 )
         return bytes(found)
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a file begins as a zip or a tar does."""
+    with path.open("rb") as content:
+        head = content.read(_TAR[1] + len(_TAR[0]))
+    return head.startswith(_ZIP) or head[_TAR[1] :] == _TAR[0]
 
 
 def read_text(archive: Path, name: str) -> bytes:
@@ -325,12 +335,15 @@ LARGEST = 2**25
 """The most bytes of a header."""
 _ABOUT = "__metadata__"
 OF_PICKLE = b"\x80"
-_OF_TORCH = (b"PK\x03\x04", OF_PICKLE)
+_OF_TORCH = (_ZIP, OF_PICKLE)
 """The first bytes of a file of ``torch.save``: a zip file, or a pickle."""
 
 
 class TensorHeaderError(ValueError):
     """The file is no safetensors file; the message is the end of a sentence about it."""
+
+
+_COUNT = ((), "I64")
 
 
 class TensorTypeError(TensorHeaderError):
@@ -343,7 +356,8 @@ FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_
 def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights in a file by name. ``content`` is at its beginning, ``size`` is in bytes.
 
-    Raises :class:`TensorHeaderError`, also for tensors that are no floating-point numbers.
+    Raises :class:`TensorHeaderError`, also for tensors that are neither floating-point numbers nor a count, as of the
+    batches in a running statistic.
     """
     head = content.read(8)
     length = int.from_bytes(head, "little")
@@ -358,7 +372,7 @@ def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TensorHeaderError(f"is no safetensors file: {error!r}") from error
-    for name, (_, kind) in held.items():
-        if kind not in FLOATS:
+    for name, (shape, kind) in held.items():
+        if kind not in FLOATS and (shape, kind) != _COUNT:
             raise TensorTypeError(f"has {name!r} of the type {kind}; expected one of {', '.join(FLOATS)}")
     return {name: shape for name, (shape, _) in held.items()}

@@ -6,11 +6,22 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from service.formats.archive import TensorHeaderError, TensorTypeError, shapes_in, unwrapped
+from service.formats.archive import (
+    ArchiveError,
+    TensorHeaderError,
+    TensorTypeError,
+    is_archive,
+    read_shapes,
+    shapes_in,
+    unwrapped,
+)
 from service.jobs.spec.families import MlpConfig
+from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import ModelConfig
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.(weight|bias)")
+PACKAGED = "blocks.0.network."
+"""The beginning of a package's names of tensors in a model of ours."""
 _ADVICE = "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
 
 
@@ -30,20 +41,35 @@ def shapes_of(path: Path) -> Mapping[str, tuple[int, ...]]:
 
 
 def names_of(config: ModelConfig, held: Collection[str]) -> Mapping[str, str]:
-    """Return the file's names of its tensors, by the model's names: wrappers' prefixes are ignored, and tensors of a
-    plain ``nn.Sequential`` are matched by the order of its layers. Raises :class:`WeightsFileError` if two become one.
+    """Return the file's names of its tensors, by the model's names: wrappers' prefixes are ignored, a package's names
+    are those of its module, and tensors of a plain ``nn.Sequential`` are matched by the order of its layers.
+
+    Raises :class:`WeightsFileError` if two become one.
     """
     bare: dict[str, str] = {}
     for name in held:
         if (other := bare.setdefault(unwrapped(name), name)) != name:
             raise WeightsFileError(f"it has {unwrapped(name)!r} twice, as {other!r} and {name!r}; leave one out")
+    if isinstance(config, PackagedConfig):
+        return {PACKAGED + name.removeprefix(PACKAGED): held for name, held in bare.items()}
     if isinstance(config, MlpConfig) and "head.weight" not in bare:
         return _sequential(len(config.hidden), bare)
     return bare
 
 
+def in_archive(path: Path, config: ModelConfig) -> bool:
+    """Return whether a package's weights are in an archive, beside a ``config.json``, as its checkpoints are."""
+    return isinstance(config, PackagedConfig) and is_archive(path)
+
+
 def check_weights(path: Path, config: ModelConfig) -> None:
     """Raise :class:`WeightsFileError` if a file cannot hold the weights of a model, as far as its header tells."""
+    if in_archive(path, config):
+        try:
+            names_of(config, read_shapes(path))
+        except ArchiveError as error:
+            raise WeightsFileError(str(error)) from error
+        return
     shapes = shapes_of(path)
     names = names_of(config, shapes)
     if not isinstance(config, MlpConfig):

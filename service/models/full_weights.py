@@ -19,7 +19,7 @@ from service.models.registry import FamilyConfig
 from service.parallel import checkpoint
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
-from service.parallel.tensor.placement import global_parameters, global_rows
+from service.parallel.tensor.placement import global_rows, global_tensors
 from service.torch_internals.table import internal
 
 _CHECKPOINT_PREFIX = "model."
@@ -46,12 +46,13 @@ class WeightsError(RefusedError, ValueError):
 
 
 def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Tensor]:
-    """Return the whole model's parameters on the CPU of rank 0; empty on other ranks. Every rank must call it.
+    """Return the whole model's parameters and buffers on the CPU of rank 0; empty on other ranks. Every rank must call
+    it.
 
     ``stages`` are this rank's modules: one, or several pipeline stages. Tensors move one at a time.
     """
     own = [stages] if isinstance(stages, nn.Module) else list(stages)
-    parameters = {name: tensor for stage in own for name, tensor in global_parameters(stage)}
+    parameters = {name: tensor for stage in own for name, tensor in global_tensors(stage)}
     rows = {name: count for stage in own for name, count in global_rows(stage).items()}
     shapes = {name: _shape(tensor, rows.get(name)) for name, tensor in parameters.items()}
     found: dict[str, Tensor] = {}
@@ -73,14 +74,14 @@ def load_into(module: nn.Module, state: Weights) -> None:
     and where this rank's part is not finite.
     """
     rows = global_rows(module)
-    for name, parameter in global_parameters(module):
+    for name, parameter in global_tensors(module):
         if name not in state:
             raise WeightsError(f"no weights for {name!r}: they belong to another model")
         if state[name].shape != (shape := _shape(parameter, rows.get(name))):
             held, wanted = tuple(state[name].shape), tuple(shape)
             raise WeightsError(f"weights for {name!r} have shape {held}; this model has {wanted}")
     with torch.no_grad():
-        for name, parameter in global_parameters(module):
+        for name, parameter in global_tensors(module):
             target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             _fill(target, state[name], _own_part(parameter), rows.get(name))
             if target.numel() and not all(bool(each.isfinite()) for each in target.aminmax()):

@@ -22,7 +22,7 @@ from service.models.full_weights import WeightsError
 from service.parallel.distributed import build_once
 from service.parallel.fsdp import torch_dtype
 
-__all__ = ["load", "write"]
+__all__ = ["load", "tensors_of", "write"]
 
 
 def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Tensor]]:
@@ -34,12 +34,23 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
     if not archive.is_file():
         raise WeightsError(f"model.huggingface: there is no uploaded file {file} in the data directory")
     try:
-        folder = build_once(layout.cache / "huggingface" / file, partial(unpack, archive))
+        folder = _unpacked(file, layout)
         values = json.loads((folder / CONFIG).read_bytes())
         config = read_config(values)
         return config, _renamed(_tensors(folder), config)
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise WeightsError(f"model.huggingface: {file}: {error}") from error
+
+
+def tensors_of(file: str, layout: DataLayout) -> dict[str, Tensor]:
+    """Return the tensors in an uploaded archive by their names there, mapped as :func:`load` maps them. Raises
+    ``ArchiveError``.
+    """
+    return _tensors(_unpacked(file, layout))
+
+
+def _unpacked(file: str, layout: DataLayout) -> Path:
+    return build_once(layout.cache / "huggingface" / file, partial(unpack, layout.file(file)))
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -31,12 +32,14 @@ from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec, is
 from service.jobs.spec.common import PARALLEL_DIMENSIONS, ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.families import FAMILIES
+from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.train import PipelineSpec, ShardingSpec, TrainSpec
 from service.models.compiled import CompileMode, apply_compile
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import apply_float8
+from service.parallel.tensor.placement import state_buffers
 from service.torch_internals.table import internal, internal_of
 from service.torch_internals.types import SCHEMA, OpOverload
 
@@ -101,6 +104,7 @@ def parallelize(
 
 
 Choice = Literal["selective", "full"]
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 COMPILED_BUDGET = 0.7
 
@@ -126,18 +130,19 @@ def apply_activation_checkpoint(model: nn.Module, choice: Choice) -> None:
     for block in model.blocks.values():  # type: ignore[operator]
         # A class for all blocks of one kind, not a wrapper for each: one compiled graph then still serves all.
         kind: Any = type(block)
-        block.__class__ = _recomputing(kind, choice)
+        block.__class__ = _recomputing(kind, choice, _counting_once if any(state_buffers(block)) else _contexts)
 
 
 @cache
-def _recomputing(kind: Any, choice: Choice) -> type[nn.Module]:
+def _recomputing(kind: Any, choice: Choice, contexts: Callable[[nn.Module, Choice], Contexts]) -> type[nn.Module]:
     class Recomputing(kind):  # type: ignore[misc]
         def forward(self, *inputs: Any) -> Any:
-            if choice == "full":
-                return checkpoint(super().forward, *inputs, use_reentrant=False)
-            if torch.compiler.is_compiling():  # the compiler chooses, within its budget
-                return super().forward(*inputs)
-            return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=_selective_contexts)
+            if torch.compiler.is_compiling():
+                if choice == "full":
+                    return checkpoint(super().forward, *inputs, use_reentrant=False)
+                return super().forward(*inputs)  # the compiler chooses, within its budget
+            own = partial(contexts, self, choice)
+            return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=own)
 
     Recomputing.__name__ = Recomputing.__qualname__ = f"Recomputing{kind.__name__}"
     return Recomputing
@@ -149,7 +154,29 @@ def _policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> Ch
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-_selective_contexts = partial(create_selective_checkpoint_contexts, _policy)
+def _contexts(module: nn.Module, choice: Choice) -> Contexts:
+    """Return the contexts of a forward and of its recomputation."""
+    if choice == "full":
+        return nullcontext(), nullcontext()
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
+
+
+def _counting_once(module: nn.Module, choice: Choice) -> Contexts:
+    """Return the same for a module with running statistics, in which a batch counts once."""
+    forward, again = _contexts(module, choice)
+    return forward, _keeping_buffers(module, again)
+
+
+@contextmanager
+def _keeping_buffers(module: nn.Module, within: AbstractContextManager[Any]) -> Iterator[None]:
+    buffers = [buffer for _, buffer in state_buffers(module)]
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        with within:
+            yield
+    finally:
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.data.copy_(value)  # the backward may need the buffer, and autograd counts its changes
 
 
 Fingerprint = dict[str, str | int | float]
@@ -168,6 +195,8 @@ def fingerprint(config: ModelConfig, recipe: ModelRecipe, device: torch.device) 
     family = FAMILIES.provided[config.family]
     if family.distribution != HOUSE:
         fields["model.package"] = f"{family.distribution} {family.version}"
+    if isinstance(config, PackagedConfig):
+        fields["model.package"] = f"{config.package} {config.package_version}"
     if recipe.is_sharded:
         fields |= {"sharding.reshard": recipe.sharding.reshard, "sharding.reduce": recipe.sharding.reduce}
     if recipe.pipeline is not None:

@@ -1,11 +1,14 @@
 """Makes a model of a module that was not written for it: one block, whole on each tensor-parallel rank.
 
 Its constructor runs on the CPU, from the same seed on every rank. What it makes is kept: values of its weights, weights
-that two layers share, rows that stay zero, constants. What checkpoints would lose is refused.
+that two layers share, rows that stay zero, constants. Buffers that its state dict holds, such as running statistics,
+are part of the model: checkpoints hold them, and data-parallel ranks have the same. What checkpoints would lose is
+refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
@@ -17,7 +20,9 @@ from torch import Tensor, nn
 from service.jobs.plugins import ModelConfig
 from service.models.initialize import Distribution, draw, key_of
 from service.models.randomness import seeded
+from service.parallel.collectives import agree
 from service.parallel.mesh import SINGLE
+from service.parallel.tensor.placement import state_buffers
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -39,16 +44,20 @@ class PlainModel(nn.Module):
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleDict({"0": network})
-        buffers = ((name, value) for name, value in network.named_buffers() if not value.is_meta)
-        self.constants = {name: value.detach().cpu().clone() for name, value in buffers}
+        self.constants = {
+            name: value.detach().cpu().clone() for name, value in _constants(network) if not value.is_meta
+        }
 
-    def check_constants(self) -> None:
-        """Raise ``ValueError`` for a tensor beside the parameters that training has changed: a resumed run would begin
-        with the constructor's.
+    def check_buffers(self) -> None:
+        """Raise ``ValueError`` for a tensor that no state dict holds and training has changed: a resumed run would
+        begin with the constructor's. Raise :class:`DisagreementError` for a buffer that is not the same on all ranks,
+        which all call it.
         """
-        for name, value in self.blocks["0"].named_buffers():
+        for name, value in _constants(self.blocks["0"]):
             if not _same(value.cpu(), self.constants[name]):
                 raise _lost(self.blocks["0"], name, "a tensor that forward changes, which checkpoints do not hold")
+
+        agree({f"the buffer {name!r}": _digest(value) for name, value in state_buffers(self)})
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.blocks["0"](x)
@@ -101,16 +110,16 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
+def _digest(value: Tensor) -> str:
+    return hashlib.sha256(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
 def _lost(network: nn.Module, name: str, what: str) -> ValueError:
     return ValueError(f"the attribute {name!r} of {type(network).__name__} is {what}")
 
 
 def _check_state(network: nn.Module) -> None:
-    """Raise ``ValueError`` for state beside the parameters, which checkpoints would not hold."""
-    saved = network.state_dict(keep_vars=True)
-    if (buffer := next((name for name, _ in network.named_buffers() if name in saved), None)) is not None:
-        advice = "LayerNorm, GroupNorm and RMSNorm have none, and a constant may be one with persistent=False"
-        raise _lost(network, buffer, f"a buffer, which checkpoints do not hold; {advice}")
+    """Raise ``ValueError`` for state beside parameters and buffers, which checkpoints would not hold."""
     for name, value in _attributes(network):
         if isinstance(value, _GENERATORS):
             raise _lost(network, name, "a generator of random numbers, which a resumed run would begin anew")
@@ -123,7 +132,7 @@ def _check_state(network: nn.Module) -> None:
 
 def check_planned(model: nn.Module) -> None:
     """Raise ``ValueError`` for a tensor of a model planned on the meta device that would never get its values."""
-    for name, value in _constants(model):
+    for name, value in (*model.named_buffers(), *_tensors_of(model)):
         if value.is_meta:
             raise ValueError(
                 f"{type(model).__name__} has a tensor that is no parameter, {name!r}, and is planned on the meta "
@@ -132,8 +141,9 @@ def check_planned(model: nn.Module) -> None:
 
 
 def _constants(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors beside the parameters, by name."""
-    yield from network.named_buffers()
+    """Yield the tensors beside the parameters that no state dict holds, by name."""
+    state = {id(value) for _, value in state_buffers(network)}
+    yield from ((name, value) for name, value in network.named_buffers() if id(value) not in state)
     yield from _tensors_of(network)
 
 

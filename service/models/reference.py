@@ -9,13 +9,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from service.formats.weights import WeightsFileError, check_foreign, names_of, shapes_of
+from service.formats.archive import ArchiveError
+from service.formats.weights import WeightsFileError, check_foreign, in_archive, names_of, shapes_of
 from service.jobs.files import DataLayout
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
 from service.models.full_weights import Weights, WeightsError, trained
 from service.models.registry import build
-from service.parallel.tensor.placement import global_parameters
+from service.parallel.tensor.placement import global_tensors
 
 
 def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
@@ -34,25 +35,28 @@ def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights
 
 def _read(data: DataLayout, file: str, config: ModelConfig) -> Mapping[str, Tensor]:
     try:
-        shapes_of(data.file(file))
-        held = load_file(data.file(file))
+        if in_archive(path := data.file(file), config):
+            held = huggingface.tensors_of(file, data)
+        else:
+            shapes_of(path)
+            held = load_file(path)
         names = names_of(config, held)
         weights = {own: held[name] for own, name in names.items()}
         check_foreign(names, _parameters(config, weights))
     except WeightsFileError as error:
         raise WeightsError(f"model.safetensors: {file}: {error}") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ArchiveError) as error:
         raise WeightsError(f"model.safetensors: {file} cannot be read: {error}") from error
     return weights
 
 
 def _parameters(config: ModelConfig, weights: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of the model's parameters, and those of their other places that the weights repeat.
+    """Return the names of the model's parameters and buffers, and those of their other places that the weights repeat.
 
     Raises :class:`WeightsFileError` for weights that differ where the model has one parameter for both.
     """
     model = build(config, device="meta")
-    own = dict(global_parameters(model))
+    own = dict(global_tensors(model))
     first = {id(parameter): name for name, parameter in own.items()}
     repeated = {
         name: first[id(parameter)]

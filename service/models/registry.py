@@ -14,9 +14,10 @@ from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.families import FAMILIES
 from service.models.initialize import Distribution, materialize
 from service.models.plain import PlainModel, build_plain, check_planned
+from service.parallel.batch_norm import normalise_over
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
-from service.parallel.tensor.placement import distribute, tie
+from service.parallel.tensor.placement import distribute, global_tensors, tie
 
 FamilyConfig = ModelConfig
 
@@ -79,12 +80,14 @@ def build(
     cut(planned, part)
     tie(model)
     if device.type == "meta" or isinstance(model, PlainModel):
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(dtype)
+        for _, tensor in global_tensors(model):
+            tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
     else:
         materialize(model, planned.distribution, axis=axis, dtype=dtype, device=device, seed=seed)
     distribute(model, mesh.tp_mesh if mesh is not None else None)
     tie(model)
+    if mesh is not None:
+        normalise_over(model, mesh.dp if config.synchronises else SINGLE)
     return model
 
 

@@ -119,6 +119,7 @@ INTERNALS: Mapping[str, Internal] = {
     "torch.autograd._engine_run_backward": Internal("see every backward of a program"),
     "torch.nn.Module._call_impl": Internal("compile a bare Sequential"),
     "torch.nn.Module._compiled_call_impl": Internal("know which modules are compiled, and watch their calls"),
+    "torch.nn.Module._non_persistent_buffers_set": Internal("know which buffers a state dict holds"),
     "torch.overrides._get_current_function_mode_stack": Internal("watch a program's eager calls"),
     "torch.overrides._pop_mode": Internal("watch a program's eager calls"),
     "torch.overrides._push_mode": Internal("watch a program's eager calls"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,13 @@ from torch.optim import Optimizer
 from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
-from service.parallel.tensor.placement import global_parameters, global_rows
+from service.parallel.tensor.placement import global_parameters, global_rows, global_tensors
 from service.training.optimizers import OPTIMIZERS
 from service.training.setup import Training
 
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."
+Named = TypeVar("Named", bound=Tensor)
 PassOver = Callable[[Checkpoint, str], None]
 """Is told of a damaged checkpoint, and what is wrong with it."""
 
@@ -141,21 +142,24 @@ def _check_same_data(saved: Checkpoint, origin: Mapping[str, Any]) -> None:
             )
 
 
-def _named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of this rank's stages under their global names.
+def _first_of_each(
+    modules: Iterable[nn.Module], tensors: Callable[[nn.Module], Iterator[tuple[str, Named]]]
+) -> dict[str, Named]:
+    """Return what ``tensors`` yields of this rank's stages by its global names.
 
     Of a tied parameter whose two copies are both here, only the first is given.
     """
-    known: set[str] = set()
+    found: dict[str, Named] = {}
     for module in modules:
-        for name, parameter in global_parameters(module):
-            if name not in known:
-                known.add(name)
-                yield name, parameter
+        for name, tensor in tensors(module):
+            found.setdefault(name, tensor)
+    return found
 
 
 def model_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor]:
-    return {f"{MODEL_PREFIX}{name}": parameter.detach() for name, parameter in _named_parameters(modules)}
+    """Return parameters and buffers as checkpoints name them."""
+    found = _first_of_each(modules, global_tensors)
+    return {f"{MODEL_PREFIX}{name}": tensor.detach() for name, tensor in found.items()}
 
 
 def _training_tensors(modules: Iterable[nn.Module], optimizer: Optimizer, moments: Sequence[str]) -> dict[str, Tensor]:
@@ -163,7 +167,7 @@ def _training_tensors(modules: Iterable[nn.Module], optimizer: Optimizer, moment
     modules = list(modules)
     return model_tensors(modules) | {
         f"{_OPTIMIZER_PREFIX}{moment}.{name}": optimizer.state[parameter][moment]
-        for name, parameter in _named_parameters(modules)
+        for name, parameter in _first_of_each(modules, global_parameters).items()
         for moment in moments
     }
 

@@ -16,6 +16,7 @@ from service.jobs.spec.train import ScheduleSpec
 from service.models.data import open_feed
 from service.models.plain import PlainModel
 from service.parallel import checkpoint
+from service.parallel.batch_norm import average_statistics
 from service.parallel.distributed import peak_memory_gib
 from service.training.checkpoints import Checkpoints
 from service.training.gradients import (
@@ -98,7 +99,7 @@ class Loop:
         check_weights(self.parameters, self.step, self.training.device)
         for stage in self.training.stages.values():
             if isinstance(stage, PlainModel):
-                stage.check_constants()
+                stage.check_buffers()
         with self._span("checkpoint", step=self.step):
             self.checkpoints.save(self.step, self.loss)
             checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")
@@ -146,6 +147,9 @@ class Loop:
             rate = learning_rate(self.spec.schedule, self.spec.optimizer.lr, self.step, self.spec.steps)
             reduction = self._update(loss, rate)
             totals = reduction.read(self.step + 1)
+        if not training.config.synchronises:
+            for stage in training.stages.values():
+                average_statistics(stage, training.mesh.dp)
         if totals.unsaved:
             self.checkpoints.saver.wait()
         self._report_pipeline()

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from api.main import create_app
 from service.jobs.settings import Settings
 
+FAMILIES = "one of 'mlp', 'convnet', 'transformer', 'huggingface', 'timm', 'torchvision'"
 MODEL_FORMS = "a model is {family: …}, {job: ID}, {safetensors: FILE, family: …} or {huggingface: FILE}"
 SCHEDULES = "'gpipe', '1f1b', 'interleaved', 'zero_bubble' or 'zbv'"
 
@@ -36,7 +37,7 @@ def refused(client: TestClient, spec: Any) -> dict[str, dict[str, Any]]:
         ({"steps": 0}, "steps", 0, "at least 1"),
         ({"steps": "many"}, "steps", "many", "an integer"),
         ({"model": {**MLP, "hidden": [16, 0]}}, "model.hidden.1", 0, "at least 1"),
-        ({"model": {**MLP, "family": "rnn"}}, "model.family", "rnn", "one of 'mlp', 'convnet', 'transformer'"),
+        ({"model": {**MLP, "family": "rnn"}}, "model.family", "rnn", FAMILIES),
         ({"model": {"job": "job_1"}}, "model.job", "job_1", "job_ and 20 letters or digits"),
         ({"model": 3}, "model", 3, MODEL_FORMS),
         ({"data": {"source": "internet"}}, "data.source", "internet", "one of 'digits', 'tokens', 'synthetic', 'file'"),

@@ -129,7 +129,7 @@ def test_an_indivisible_layer_is_refused() -> None:
 
 
 def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(ValueError, match="no model family 'rnn'; expected one of convnet, mlp, transformer"):
+    with pytest.raises(ValueError, match="no model family 'rnn'; expected one of convnet, huggingface, mlp"):
         family_builder("rnn")
 
 

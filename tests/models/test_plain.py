@@ -117,7 +117,6 @@ def having(name: str, make: Callable[[], Any]) -> Callable[[], nn.Module]:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: nn.BatchNorm1d(2), "'running_mean' of BatchNorm1d is a buffer, which checkpoints do not hold"),
         (having("noise", lambda: torch.randn(3)), "'0.noise' of Sequential is a tensor that its constructor draws"),
         (having("masks", lambda: [torch.ones(3)]), "'0.masks' of Sequential is a collection of tensors"),
         (having("draws", torch.Generator), "'0.draws' of Sequential is a generator of random numbers"),

@@ -11,9 +11,10 @@ from service.jobs.records import Problem
 from service.jobs.spec.common import LOCAL, launchers, unknown_launcher
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.data import DataSpec, FileArrays
-from service.jobs.spec.model import FromHuggingFace, FromJob, ModelRef, TransformerConfig
+from service.jobs.spec.families.packaged import PackagedConfig
+from service.jobs.spec.model import FromHuggingFace, FromJob, TransformerConfig
 from service.jobs.spec.train import ExportSpec, TrainSpec
-from service.jobs.spec.verify import Box, BoxProperty, FromOnnx, Robustness, RobustnessProperty, VerifySpec
+from service.jobs.spec.verify import Box, BoxProperty, Robustness, RobustnessProperty, VerifySpec
 from service.schedules import generator
 from service.schedules.schedule import ScheduleError
 from service.schedules.verify import verify
@@ -44,7 +45,7 @@ def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
     return about_tokens and isinstance(config, TransformerConfig)
 
 
-def _form(model: ModelRef | FromOnnx | None) -> str:
+def _form(model: object) -> str:
     """Return the name of the field that names the model."""
     if isinstance(model, FromJob):
         return "job"
@@ -140,6 +141,15 @@ def check_mesh(parallel: ParallelSpec, stages: int, model: object, config: Model
             yield Problem(path, f"job {model.job}: {message}", got, expected)
         else:
             yield Problem("parallel.tp", f"job {model.job}, {path}: {message}", parallel.tp, f"a divisor of {got}")
+
+
+def check_package(config: ModelConfig, model: object, context: CheckContext) -> Iterator[Problem]:
+    """Yield why no known host could build a model that a package has by name."""
+    known = context.fleet_packages
+    if isinstance(config, PackagedConfig) and known is not None and config.package not in known:
+        message = f"no worker host has the package {config.package}"
+        expected = f"{config.package} on a host (Trivet's extra `families`), or another family"
+        yield Problem(f"model.{_form(model)}", message, config.family, expected)
 
 
 LARGEST = 2**14

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_archive, resolve
-from service.jobs.checks.fit import check_data, check_mesh, check_pipeline
+from service.jobs.checks.fit import check_data, check_mesh, check_package, check_pipeline
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
 from service.jobs.spec.compile import CompileSpec
@@ -16,6 +16,7 @@ def check(spec: CompileSpec, context: CheckContext) -> Iterator[Problem]:
     config = resolve(spec.model, context)
     yield from check_archive(spec.model, context)
     if config is not None:
+        yield from check_package(config, spec.model, context)
         yield from check_mesh(spec.parallel, spec.stages, spec.model, config)
         if spec.data is not None:
             yield from check_data(spec.data, "data", spec.model, config)

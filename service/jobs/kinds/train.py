@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from service.jobs.checks.dependencies import check_archive, resolve
-from service.jobs.checks.fit import check_data, check_export, check_float8, check_mesh, check_pipeline
+from service.jobs.checks.fit import check_data, check_export, check_float8, check_mesh, check_package, check_pipeline
 from service.jobs.checks.gate import check_gate
 from service.jobs.plugins import CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Job, Problem
@@ -24,6 +24,7 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
     yield from check_gate(spec, config, context)
     yield from _check_resume(spec, config, context)
     if config is not None:
+        yield from check_package(config, spec.model, context)
         yield from check_mesh(spec.parallel, spec.stages, spec.model, config)
         yield from check_export(spec.export, config)
         yield from check_data(spec.data, "data", spec.model, config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_archive, resolve
-from service.jobs.checks.fit import check_mesh, check_property
+from service.jobs.checks.fit import check_mesh, check_package, check_property
 from service.jobs.checks.queries import check_queries
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
@@ -17,6 +17,7 @@ def check(spec: VerifySpec, context: CheckContext) -> Iterator[Problem]:
     config = resolve(spec.model, context)
     yield from check_archive(spec.model, context)
     if config is not None:
+        yield from check_package(config, spec.model, context)
         yield from check_mesh(spec.parallel, spec.parallel.pp, spec.model, config)
         yield from check_property(spec, config)
     yield from check_queries(spec, config, context.path_of)

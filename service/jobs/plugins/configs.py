@@ -82,6 +82,13 @@ class ModelConfig(Strict):
     def reads(self) -> Samples:
         """Return the samples that the model reads."""
 
+    @property
+    def synchronises(self) -> bool:
+        """Whether batch normalisation takes its statistics over all data-parallel ranks, so that every layout computes
+        what one process does; else each rank normalises by its own, and running statistics are the ranks' mean.
+        """
+        return True
+
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
         """Return the floating-point operations to train on one sample, forward and backward, without recomputation.
 

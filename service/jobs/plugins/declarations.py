@@ -34,6 +34,8 @@ class CheckContext:
     """Devices of the known hosts, including drained ones, by pool (``cuda``, ``cpu``); ``None`` if no host is
     known.
     """
+    fleet_packages: Collection[str] | None = None
+    """Packages that one of the known hosts has; ``None`` if no host is known."""
     lookup: Callable[[str], Job | None] = lambda _: None
     """Returns another job by its id."""
     has_file: Callable[[str], bool] = lambda _: True

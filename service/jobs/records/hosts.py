@@ -77,6 +77,8 @@ class FleetCapacity(FrozenModel):
     devices: dict[str, int]
     auto_pool: Literal["cuda", "cpu"]
     """The present pool of the device ``auto`` (``store/lua/lib/fleet.lua``)."""
+    packages: frozenset[str] = frozenset()
+    """The packages whose versions one of them reports."""
 
 
 class Host(FrozenModel):

@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
 import orjson
 
@@ -112,14 +113,19 @@ class HostStore:
     def capacity(self) -> FleetCapacity | None:
         """Count the declared devices of the reporting hosts; ``None`` if they have none."""
         devices: Counter[str] = Counter()
+        packages: set[str] = set()
         has_cuda_for_auto = False
         for alive, record, *_ in stubs.list_hosts(self.client, self.limits.script_argument, ""):
             fields = decode.fields_of(record)
             if alive == "1":
                 devices.update({"cuda": len(orjson.loads(fields["cuda"])), "cpu": int(fields["devices:cpu"])})
+                packages |= orjson.loads(fields["versions"]).keys()
             has_cuda_for_auto = has_cuda_for_auto or "draws_auto_to_cuda" in fields
         present = {pool: count for pool, count in devices.items() if count}
-        return FleetCapacity(devices=present, auto_pool="cuda" if has_cuda_for_auto else "cpu") if present else None
+        if not present:
+            return None
+        auto_pool: Literal["cuda", "cpu"] = "cuda" if has_cuda_for_auto else "cpu"
+        return FleetCapacity(devices=present, auto_pool=auto_pool, packages=frozenset(packages))
 
     def _get(self, name: str) -> Host:
         for entry in stubs.list_hosts(self.client, self.limits.script_argument, name):

@@ -100,6 +100,7 @@ class CheckRequest(FrozenModel):
 
         context = CheckContext(
             fleet_capacity=None if self.fleet is None else self.fleet.devices,
+            fleet_packages=None if self.fleet is None else self.fleet.packages,
             auto_pool="cpu" if self.fleet is None else self.fleet.auto_pool,
             lookup=self.jobs.get,
             has_file=lambda file_id: file_id in self.uploads and layout.file(file_id).is_file(),

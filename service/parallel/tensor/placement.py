@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from service.parallel.mesh import Axis
+from service.torch_internals.table import internal_of
 
 
 def divided(size: int, axis: Axis, what: str) -> int:
@@ -111,6 +112,25 @@ def global_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     names = tied_names(module)
     for name, parameter in module.named_parameters():
         yield names.get(name, name), parameter
+
+
+def state_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers that a state dict holds, each once: running statistics and their like. They are whole on every
+    rank, and equal on all.
+    """
+    persistent = {
+        id(value)
+        for part in module.modules()
+        for name, value in part.named_buffers(recurse=False)
+        if name not in internal_of(part, "torch.nn.Module._non_persistent_buffers_set")
+    }
+    yield from ((name, value) for name, value in module.named_buffers() if id(value) in persistent)
+
+
+def global_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a model's checkpoint holds: its parameters and its buffers, each once, under its global name."""
+    yield from global_parameters(module)
+    yield from state_buffers(module)
 
 
 def global_rows(module: nn.Module) -> dict[str, int]:

@@ -22,6 +22,7 @@ from service.bounds.network import Network, Stage, prepare_stage
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.spec.objective import Certified
 from service.models.registry import build
+from service.parallel.batch_norm import normalisations
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.training.objective.base import Objective, ObjectiveContext
@@ -69,6 +70,11 @@ class _CertifiedObjective(Objective):
         self.now = level(self.config, step)
 
     def adapt(self, stage: nn.Module, part: Part) -> None:
+        if named := normalisations(stage):
+            raise ValueError(
+                f"objective certified: {named[0][0]!r} normalises by the other samples of a batch, which no box holds; "
+                "expected a model without batch normalisation"
+            )
         shape = _input_shape(self.context.config, self.context.mesh, part)
         prepared = prepare_stage(stage, shape, self.context.mesh.tp)
         stage.forward = _BoundedForward(self, stage, prepared, part)

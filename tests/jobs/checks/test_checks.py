@@ -367,6 +367,17 @@ def test_a_spec_that_passes_adds_up(**drawn: Any) -> None:
     assert fleet is None or given_spec.parallel.world_size <= fleet["cpu"]
 
 
+def test_a_model_of_a_package_needs_a_host_that_has_it() -> None:
+    model = {"family": "torchvision", "name": "resnet18", "height": 1, "width": 8, "classes": 10}
+    data = {"source": "synthetic", "features": 24, "classes": 10}
+    for given_spec in (spec("train", model=model, data=data), spec("compile", model=model)):
+        (problem,) = check(given_spec, CheckContext(fleet_packages={"timm"}))
+        assert (problem.path, problem.message) == ("model.family", "no worker host has the package torchvision")
+        assert check(given_spec, CheckContext(fleet_packages={"torchvision"})) == []
+    (problem,) = check(spec("train", model=model, data=data, parallel={"tp": 2}), CheckContext())
+    assert problem.message == "torchvision has no layers that tensor parallelism divides"
+
+
 def test_the_pipeline_of_a_compile_job_is_checked_as_that_of_a_training_job() -> None:
     two = {"model": {**MLP, "hidden": [12, 12]}, "parallel": {"pp": 2}}
     assert check(spec("compile", **two), CheckContext()) == []

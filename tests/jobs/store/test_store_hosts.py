@@ -35,7 +35,9 @@ def test_a_host_shows_what_it_reported(store: Store, beat: Any, submit: Callable
     assert host.held == (Holding(job=job.id, attempt=1, pool="cuda", devices=(0,)),)
     assert other.held == ()
     assert host.versions == {"trivet": "0"}
-    assert store.hosts.capacity() == FleetCapacity(devices={"cuda": 2, "cpu": 13}, auto_pool="cuda")
+    assert store.hosts.capacity() == FleetCapacity(
+        devices={"cuda": 2, "cpu": 13}, auto_pool="cuda", packages=frozenset({"trivet"})
+    )
 
 
 def test_capacity_counts_only_hosts_that_are_heard_of(store: Store, beat: Any, silence: Callable[[str], None]) -> None:
@@ -43,7 +45,7 @@ def test_capacity_counts_only_hosts_that_are_heard_of(store: Store, beat: Any, s
     beat("a", cpu=4)
     beat("b", cpu=2)
     silence("a")
-    assert store.hosts.capacity() == FleetCapacity(devices={"cpu": 2}, auto_pool="cpu")
+    assert store.hosts.capacity() == FleetCapacity(devices={"cpu": 2}, auto_pool="cpu", packages=frozenset({"trivet"}))
     assert [host.alive for host in store.hosts.list()] == [False, True]
 
 

@@ -1,0 +1,83 @@
+"""Builds models of the package transformers of a configuration; nothing is fetched, and no code of others runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor, nn
+
+from service.jobs.spec.families.huggingface import HuggingfaceConfig
+from service.models.packaged.base import Packaged, PackagedError, check_name, explained, imported
+from service.parallel.mesh import Axis
+
+_OF_TASK = {
+    "causal-lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "image-classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
+}
+"""The package's names of the class that chooses a model, and of its table."""
+
+
+class _CausalLM(Packaged):
+    """Token ids ``(batch, sequence)`` to logits ``(batch, sequence, vocabulary)``."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.network(input_ids=ids, use_cache=False).logits
+        return logits
+
+
+class _ImageClassifier(Packaged):
+    """Pictures, flat or not, to logits ``(batch, classes)``."""
+
+    def __init__(self, config: HuggingfaceConfig, network: nn.Module) -> None:
+        super().__init__(config, network)
+        self.in_shape = config.image or ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.network(pixel_values=x.reshape(-1, *self.in_shape)).logits
+        return logits
+
+
+def build(config: HuggingfaceConfig, axis: Axis) -> nn.Module:
+    """Return the model, with random weights.
+
+    Raises :class:`PackagedError` for a type, a field or a task that the package does not have.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read at the import
+    transformers = imported("transformers")
+    types = transformers.CONFIG_MAPPING
+    check_name(config.model_type, list(types.keys()), "transformers", "model.config.model_type")
+    _check_fields(config.config, types[config.model_type])
+    fields = {name: value for name, value in config.config.items() if name != "model_type"}
+    automatic, table = (getattr(transformers, name) for name in _OF_TASK[config.task])
+    with explained("model.config", "transformers"):
+        described = transformers.AutoConfig.for_model(config.model_type, **fields)
+        if type(described) not in table:
+            raise PackagedError(f"{config.model_type} has no model for task={config.task}")
+        network = automatic.from_config(described, trust_remote_code=False)
+    kind = _CausalLM if config.task == "causal-lm" else _ImageClassifier
+    return kind(config, network)
+
+
+def _check_fields(given: dict[str, Any], kind: Any) -> None:
+    """Raise :class:`PackagedError` for a field that the type does not have, at any depth: the package would take it
+    without a word.
+    """
+    for path, name, known in _unknown(given, kind, "model.config"):
+        nearest = get_close_matches(name, known, n=4, cutoff=0.5)
+        listed = f"; nearest are {', '.join(nearest)}" if nearest else ""
+        raise PackagedError(f"{path}.{name}: {kind.model_type} has no such field{listed}")
+
+
+def _unknown(given: dict[str, Any], kind: Any, path: str) -> Iterator[tuple[str, str, Collection[str]]]:
+    """Yield the path, the name and the known ones for each field that a configuration's type does not have."""
+    known = {*vars(kind()), *kind.attribute_map, "num_labels", "model_type"}
+    for name, value in given.items():
+        if name not in known:
+            yield path, name, known
+        elif name in kind.sub_configs and isinstance(value, dict):
+            part = kind.sub_configs[name]
+            if part.model_type:  # one that may be of any type has none
+                yield from _unknown(value, part, f"{path}.{name}")
