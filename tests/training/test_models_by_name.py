@@ -15,7 +15,7 @@ from torch.nn import functional
 from training_runs import JOB, train
 
 from service.compilation import job as compile_job
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.train import TrainSpec

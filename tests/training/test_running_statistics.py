@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training_runs import JOB, train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.train import TrainSpec
 from service.models import registry
 from service.models.data import BatchOrder, Split, load

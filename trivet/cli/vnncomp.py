@@ -53,7 +53,7 @@ def run(
     """Decide an instance, by the service if one answers, and write its results file: sat, unsat, unknown, timeout or
     error, and the witness of sat. What is not decided says why on standard error.
     """
-    from service.jobs.atomic import atomic_write  # noqa: PLC0415
+    from service.jobs.files import atomic_write  # noqa: PLC0415
     from trivet.vnncomp.deciding import Question, decide  # noqa: PLC0415
 
     def ask(*question: Any) -> Mapping[str, Any] | None:

@@ -20,7 +20,7 @@ from torch import nn
 from training_runs import upload
 
 from service.formats.weights import PACKAGED, WeightsFileError, check_weights
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.plugins import ModelConfig
 from service.jobs.spec.model import ModelRef
 from service.models import WeightsError, build, load_into
