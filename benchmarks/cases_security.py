@@ -24,7 +24,7 @@ LEAKS: Mapping[str, str] = {
 }
 """A script's output if something escaped, or did not end."""
 TOLD: Mapping[str, str] = {
-    "upload_id_in_a_name.py": r"READ .*BLUE-SECRET|accepted\?!",
+    "upload_id_in_a_name.py": r"READ .*BLUE-SECRET",
     "line_without_an_end.py": r"timed out|peak RSS MiB [1-9]\d{3,}",
     "retry_past_the_quota.py": r"^(?:prio|timeout|batch|sweep)[^(]*\(20[01]|(?:usage|queued now) (?:[4-9]|\d\d+) of 3"
     r"|accepted (?:[4-9]|\d\d)|usage (?:[3-9]\d{6}|\d{8,})$",
