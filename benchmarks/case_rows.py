@@ -96,6 +96,8 @@ def run_script(
     except subprocess.TimeoutExpired:
         process.kill()
         output, status = process.communicate()[0], None
+    finally:
+        process.kill()  # this process may be asked to end meanwhile
     return Ran(output, status, time.monotonic() - started)
 
 

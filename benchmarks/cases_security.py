@@ -24,42 +24,41 @@ LEAKS: Mapping[str, str] = {
 }
 """A script's output if something escaped, or did not end."""
 TOLD: Mapping[str, str] = {
-    "upload_id_in_a_name.py": r"READ .*BLUE-SECRET|accepted\?!",
+    "upload_id_in_a_name.py": r"READ .*BLUE-SECRET",
     "line_without_an_end.py": r"timed out|peak RSS MiB [1-9]\d{3,}",
     "retry_past_the_quota.py": r"^(?:prio|timeout|batch|sweep)[^(]*\(20[01]|(?:usage|queued now) (?:[4-9]|\d\d+) of 3"
     r"|accepted (?:[4-9]|\d\d)|usage (?:[3-9]\d{6}|\d{8,})$",
 }
 """The same of scripts that are told the service by their environment, after the keys that ``projects.py`` makes."""
+MOVED = {"service.jobs.spec.base": "service.jobs.spec.common.base"}
+"""Modules of the service that have another name now than when the plugin was written."""
 REFUSAL = re.compile(r"^AssertionError: \(4\d\d, ", re.MULTILINE)
 """The end of a script whose job is refused at submit."""
 
 
 def run(cases: Path, names: list[str], limit: float) -> Iterator[Row]:
     """Yield a row for each script, or for the named ones."""
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch)
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as told:
+        copy, own = Path(scratch), {"rest.py", "projects.py", *TOLD}
         for path in (cases / "security").glob("*.py"):
-            shutil.copyfile(path, copy / path.name)
+            shutil.copyfile(path, Path(told if path.name in own else scratch) / path.name)
         plugin = copy / "plugin"
         shutil.copytree(cases / "security" / "plugin", plugin, copy_function=shutil.copyfile)
+        rewritten(plugin, MOVED)
         with running({"PYTHONPATH": str(plugin)}) as service:
             for name in ("evil", "main"):
                 (copy / f"{name}.dir").write_text(str(service.data))
             (copy / "mallory.key").write_text(_key(service))
-            told = copy / "told"
-            told.mkdir()
-            for name in ("rest.py", "projects.py", *TOLD):
-                (copy / name).rename(told / name)
             rewritten(copy, {"SCRATCH": scratch, "8701": str(service.port), "8704": str(service.port)})
             for script, leak in LEAKS.items():
                 if not names or script in names:
                     yield _judged(script, leak, run_script(python(script), copy, service, limit))
-            told_by = {"SCRATCH": scratch, "DATA": str(service.data)}
+            told_by = {"SCRATCH": told, "DATA": str(service.data)}
             if not names or TOLD.keys() & set(names):
-                run_script(python("projects.py"), told, service, limit, told_by)
+                run_script(python("projects.py"), Path(told), service, limit, told_by)
             for script, leak in TOLD.items():
                 if not names or script in names:
-                    yield _judged(script, leak, run_script(python(script), told, service, limit, told_by))
+                    yield _judged(script, leak, run_script(python(script), Path(told), service, limit, told_by))
 
 
 def _judged(script: str, leak: str, ran: Ran) -> Row:

@@ -70,6 +70,8 @@ def _of_folder(folder: Path, service: Service, limit: float) -> Iterator[Row]:
             yield from own(folder, client, service)
         return
     scripts = sorted([*folder.glob("*.py"), *folder.glob("*.sh")])
+    if not scripts:
+        yield skipped(PART, folder.name, "it has no script: read its expected.txt")
     # Other scripts look at the jobs of those that run jobs.
     for script in sorted(scripts, key=lambda path: not path.stem.startswith("run")):
         if (reason := _cannot(folder, script)) is not None:

@@ -274,15 +274,15 @@ def undefined_nodes(
     """Return, by name, the nodes on which the output depends and whose inputs may be infinite, or outside of what the
     node is defined for, with the instances, bool ``(batch,)``; what is larger than ``most`` overflows.
 
-    What only a test whether it is a number reads, or a choice takes only where it is one, may be none. An input is
-    within a domain if it is in the file's own arithmetic, or by bounds with room for rounding; bounds alone count
-    where nothing is certain of that arithmetic.
+    What only a test whether it is a number reads, or a choice takes only where it is one, may be none: a test has an
+    answer for everything. An input is within a domain if it is in the file's own arithmetic, or by bounds with room for
+    rounding; bounds alone count where nothing is certain of that arithmetic.
     """
     found, inside = dict[str, Tensor](), _within_fused(graph)
     asked = [node.inputs[0] for node in _reaching_as_number(graph) if node.inputs and _domain(node) is not None]
     own = OwnArithmetic(graph).all_certified(box, asked)
     for node in _reaching_as_number(graph):
-        if node.operator not in NONLINEAR or (node.name in inside and node.operator != EXP):
+        if node.operator not in NONLINEAR or node.operator in TESTS or (node.name in inside and node.operator != EXP):
             continue
         holds = torch.stack([_each(_is_infinity(each) | (magnitude(each) <= most)) for each in inputs[node.name]])
         if node.name not in inside and (defined := _domain(node)) is not None:

@@ -54,14 +54,11 @@ def _shards(tensor: Tensor) -> int:
     return math.prod(size for placement, size in sizes if not placement.is_replicate())
 
 
-ADVICE = (
-    "lower the learning rate and go on from the last checkpoint by a new job with resume: {job: ID}, or correct the "
-    "data and start from its weights by model: {job: ID}"
-)
-
-
 class NonFiniteError(RuntimeError):
-    """The loss, the gradient, the weights or an evaluation is not finite: further training is pointless."""
+    """The loss, the gradient, the weights or an evaluation is not finite: further training is pointless.
+
+    :meth:`service.training.loop.Loop.advising` adds what the user can do.
+    """
 
 
 @contextmanager
@@ -74,9 +71,7 @@ def explained_overflow(step: int, rate: float) -> Iterator[None]:
     except RuntimeError as error:
         if "without overflow" not in str(error):
             raise
-        raise NonFiniteError(
-            f"the update of step {step} is beyond float32 with a learning rate of {rate:g}; {ADVICE}"
-        ) from error
+        raise NonFiniteError(f"the update of step {step} is beyond float32 with a learning rate of {rate:g}") from error
 
 
 @torch.no_grad()
@@ -90,7 +85,7 @@ def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device)
     if world > 1:
         dist.all_reduce(broken)
     if ranks := broken.nonzero().flatten().tolist():
-        raise NonFiniteError(f"the weights are not finite on rank {ranks[0]} after the update of step {step}; {ADVICE}")
+        raise NonFiniteError(f"the weights are not finite on rank {ranks[0]} after the update of step {step}")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         loop.resume()
         loop.journal.begin(loop.step)
         context.report.phase("first step")
-        with loop.checkpoints.saver:
+        with loop.advising(), loop.checkpoints.saver:
             finished = loop.train()
             context.report.phase(ENDING)
             loop.save()

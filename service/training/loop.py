@@ -20,7 +20,6 @@ from service.parallel.batch_norm import average_statistics
 from service.parallel.distributed import peak_memory_gib
 from service.training.checkpoints import Checkpoints
 from service.training.gradients import (
-    ADVICE,
     NonFiniteError,
     check_weights,
     clip_,
@@ -38,6 +37,11 @@ SPANS_FIRST, SPANS_EVERY = 20, 50
 """Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
 _TIMELINES_FIRST = 4
 """The first steps, for which every computation of a pipeline is reported."""
+GO_ON = (
+    "lower the learning rate and go on from the last checkpoint by a new job with resume: {job: ID}, or correct the "
+    "data and start from its weights by model: {job: ID}"
+)
+START_AGAIN = "lower the learning rate or correct the data, in a new job: this one has no checkpoint to go on from"
 
 
 class Loop:
@@ -76,6 +80,15 @@ class Loop:
             whose = "" if own or self.spec.resume is None else f" of job {self.spec.resume.job}"
             self.context.report.log(f"resumed from the checkpoint of step {self.step}{whose}")
 
+    @contextmanager
+    def advising(self) -> Iterator[None]:
+        """Add to a :class:`NonFiniteError` what can be done, by whether the job has a checkpoint."""
+        try:
+            yield
+        except NonFiniteError as error:
+            advice = START_AGAIN if self.checkpoints.saved_step is None else GO_ON
+            raise NonFiniteError(f"{error}; {advice}") from error
+
     def train(self) -> bool:
         """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
         self._make_up_evaluation()
@@ -112,8 +125,8 @@ class Loop:
         for name, value in metrics.items():
             if not math.isfinite(value):
                 raise NonFiniteError(
-                    f"{name} is {value} in the evaluation after step {self.step}: look at the test split for values "
-                    f"that are not finite; if there are none, {ADVICE}"
+                    f"{name} is {value} in the evaluation after step {self.step}: look first at the test split for "
+                    "values that are not finite"
                 )
         self._report(metrics)
         self.journal.evaluated(self.step, metrics)

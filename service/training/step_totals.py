@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from service.training.gradients import ADVICE, NonFiniteError
+from service.training.gradients import NonFiniteError
 from service.training.timeline import bubble_fraction
 
 EVERY_S = 1.0
@@ -207,7 +207,7 @@ def _check_finite(marks: list[float], step: int) -> None:
     if worst == 0:
         return
     what = "loss" if worst >= BAD_LOSS else "gradient norm"
-    raise NonFiniteError(f"the {what} is not finite on rank {marks.index(worst)} at step {step}; {ADVICE}")
+    raise NonFiniteError(f"the {what} is not finite on rank {marks.index(worst)} at step {step}")
 
 
 def _world_and_rank() -> tuple[int, int]:

@@ -112,12 +112,16 @@ def test_cancelling_a_queued_job_ends_it_at_once_and_retry_queues_it_again(clien
     assert (retried.status_code, retried.json()["state"]) == (202, "queued")
 
 
-def test_a_retry_that_would_change_the_job_is_refused_with_what_to_do(client: TestClient) -> None:
+def test_a_retry_that_would_change_the_job_is_refused_with_what_to_do(client: TestClient, store: Store) -> None:
     job_id = submit(client)
     client.post(f"/v1/jobs/{job_id}/cancel")
-    refused = client.post(f"/v1/jobs/{job_id}/retry", json={"optimizer": {"lr": 1e-5}})
-    assert refused.status_code == 422
-    assert f"resume: {{job: {job_id}}}" in refused.json()["errors"][0]["expected"]
+    go_on = f", and resume: {{job: {job_id}}} to go on from the last checkpoint"
+    for also in ("", go_on):
+        refused = client.post(f"/v1/jobs/{job_id}/retry", json={"optimizer": {"lr": 1e-5}})
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["expected"] == f"a new job with the changed spec{also}"
+        if not also:
+            leave_checkpoint(store, job_id, 4)
     assert client.post(f"/v1/jobs/{job_id}/retry", content=b"lr=1").status_code == 422
     assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "cancelled"
     assert client.post(f"/v1/jobs/{job_id}/retry", json={}).status_code == 202

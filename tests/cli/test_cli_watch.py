@@ -37,7 +37,7 @@ def test_watching_a_failure_exits_1_and_says_why(trivet: Cli, worker: Worker) ->
     thread.join()
     assert ran.code == 1
     assert "the loss is not finite" in ran.err
-    assert "again, from its last checkpoint: trivet retry job_" in ran.err
+    assert "again, from its last checkpoint if it has one: trivet retry job_" in ran.err
 
 
 def test_watch_follows_a_job_and_as_json_gives_its_events(trivet: Cli, worker: Worker, store: Store) -> None:

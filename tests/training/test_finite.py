@@ -30,7 +30,10 @@ def steps_left(folder: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ({"lr": 1e38}, r"the update of step 1 is beyond float32 with a learning rate of 1e\+38; lower the learning"),
+        (
+            {"lr": 1e38},
+            r"the update of step 1 is beyond float32 with a learning rate of 1e\+38; lower .* has no checkpoint",
+        ),
         ({"lr": 1e300}, r"the update of step 1 is beyond float32 with a learning rate of 1e\+300"),
     ],
 )
@@ -46,7 +49,7 @@ def test_an_update_that_breaks_the_weights_leaves_no_checkpoint(
 def test_weights_are_looked_at_before_they_are_kept(value: float) -> None:
     sound = [torch.tensor([1e38, -1e-45]), torch.empty(0)]
     check_weights(sound, 7, torch.device("cpu"))
-    with pytest.raises(NonFiniteError, match=r"the weights are not finite on rank 0 after the update of step 7; lower"):
+    with pytest.raises(NonFiniteError, match=r"the weights are not finite on rank 0 after the update of step 7"):
         check_weights([*sound, torch.tensor([[1.0, value]])], 7, torch.device("cpu"))
 
 
@@ -75,7 +78,9 @@ def test_a_value_of_the_test_split_that_is_no_number_fails_the_job(
 
     monkeypatch.setattr(loop, "batches", only_in_evaluations)
     step = every or 2
-    with pytest.raises(NonFiniteError, match=rf"eval_loss is nan in the evaluation after step {step}: look"):
+    with pytest.raises(
+        NonFiniteError, match=rf"eval_loss is nan in the evaluation after step {step}: look.* last checkpoint"
+    ):
         train(tmp_path, {**SPEC, "evaluate": {"every": every}}, test_samples=5)
     assert steps_left(tmp_path)[-1] == step
 

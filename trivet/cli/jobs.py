@@ -183,7 +183,7 @@ def cancel(job_ids: JobArguments, as_json: JsonFlag = False) -> None:
 
 
 def retry(job_ids: JobArguments, as_json: JsonFlag = False) -> None:
-    """Queue failed or cancelled jobs again; each resumes from its last checkpoint."""
+    """Queue failed or cancelled jobs again; each resumes from its last checkpoint, if it has one."""
     with client() as service:
         _report(*each_of(job_ids, service.retry), as_json=as_json)
 

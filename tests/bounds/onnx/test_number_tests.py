@@ -9,6 +9,7 @@ import torch
 from onnx import TensorProto
 from onnx_models import model, node
 
+from service.bounds.finite import undefined_nodes
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
@@ -142,6 +143,12 @@ def test_a_part_of_the_box_may_have_the_answer() -> None:
     bounds = METHODS["crown"](prepare(loaded, (3,)), box, BoundOptions()).lower_bounds(-torch.eye(3)[None])
     assert bool((-bounds[0] <= 1.001).all())
     assert bool((-bounds[1] >= INSTEAD).all())
+
+
+def test_a_question_about_what_has_no_value_has_an_answer() -> None:
+    network = prepare(load(guarded(OPEN["a logarithm"], "IsNaN")), (3,))
+    box = Interval(-torch.ones(1, 3), torch.ones(1, 3))
+    assert undefined_nodes(network.graph, box, METHODS["ibp"](network, box, BoundOptions()).inputs) == {}
 
 
 @pytest.mark.parametrize("asking", ["IsNaN", "IsInf"])
