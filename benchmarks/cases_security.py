@@ -30,7 +30,7 @@ TOLD: Mapping[str, str] = {
     r"|accepted (?:[4-9]|\d\d)|usage (?:[3-9]\d{6}|\d{8,})$",
 }
 """The same of scripts that are told the service by their environment, after the keys that ``projects.py`` makes."""
-MOVED = {"service.jobs.spec.base": "service.jobs.spec.common.base"}
+MOVED = {"service.jobs.spec.common.base": "service.jobs.spec.common.base"}
 """Modules of the service that have another name now than when the plugin was written."""
 REFUSAL = re.compile(r"^AssertionError: \(4\d\d, ", re.MULTILINE)
 """The end of a script whose job is refused at submit."""
