@@ -13,7 +13,7 @@ CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-gpu tests types style format-check contracts contracts-and-types up check format browser docs constraints lock clean
+.PHONY: demo test test-all test-gpu tests types style format-check contracts contracts-and-types up check format hooks browser docs constraints lock clean
 
 demo: $(STAMP)
 	$(BIN)/trivet demo
@@ -46,6 +46,7 @@ style: format-check contracts
 format-check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 contracts: $(STAMP)
 	$(BIN)/lint-imports --no-cache
@@ -62,6 +63,10 @@ contracts-and-types: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Have git look at each commit for marks of a merge, style, spelling and Markdown.
+hooks: $(STAMP)
+	git config core.hooksPath .githooks
 
 # The browser tests use a Chromium that is already there; else the one that Playwright or the system's packages bring.
 browser: $(STAMP)

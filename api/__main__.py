@@ -13,16 +13,14 @@ from pathlib import Path
 import uvicorn
 from pydantic import ValidationError
 
-from api.apart import Apart
 from api.main import connect, create_app
-from api.serving import ApiServer, limited
-from service.jobs.logs import log_to_stderr
-from service.jobs.objects import ObjectStoreError
-from service.jobs.private import NotPrivateError, PrivateSocket, close_to_others
+from api.offload import Apart
+from api.server.serving import ApiServer, limited
+from service.jobs.files.objects import ObjectStoreError
+from service.jobs.host import ENV_PREFIX, NotPrivateError, PrivateSocket, close_to_others
 from service.jobs.settings import LOOPBACK, Settings
-from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.store import Store, StoreUnavailable
-from service.jobs.text import visible
+from service.jobs.text import log_to_stderr, visible
 
 _SHUTDOWN_S = 5
 

@@ -1,4 +1,4 @@
-"""``python -m api.apart_server FD``: makes expensive answers for the API process that started it (:mod:`api.apart`).
+"""``python -m api.apart_server FD``: makes expensive answers for another API process (:mod:`api.offload.apart`).
 
 It serves the socket FD, tells on standard output when it is ready, and ends when its standard input does. Requests that
 the other process answers itself go first.
@@ -15,9 +15,9 @@ import threading
 import uvicorn
 
 from api.main import connect, create_app_apart
-from api.serving import ApiServer
-from service.jobs.logs import log_to_stderr
+from api.server.serving import ApiServer
 from service.jobs.settings import Settings
+from service.jobs.text import log_to_stderr
 
 _NICENESS = 5
 _SHUTDOWN_S = 1

@@ -15,18 +15,12 @@ from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.routing import APIRoute
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
-from api import errors
-from api.apart import Apart
-from api.audit_queue import AuditQueue
-from api.checker import Checker, CheckerSettings
-from api.context import Context, attach, context_of
-from api.expensive import ExpensiveAnswers
+from api.callers import AuditQueue, Context, attach, authenticated, context_of, session_cookie
+from api.deliveries import WebhookSender
 from api.exports.sender import JobExports
-from api.middleware import Hardening, HostNames, RequestIds, known_names
-from api.monitoring import V1, Monitor, RequestTimes, Traces
+from api.front import ExpensiveAnswers, Hardening, HostNames, PlainRoutes, RequestIds, errors, known_names
+from api.offload import Apart, Checker, CheckerSettings, FairTurns
 from api.openapi import document
-from api.plain_reads import PlainReads
-from api.plain_submissions import PlainSubmissions
 from api.routes import (
     accounts,
     alerts,
@@ -53,16 +47,13 @@ from api.routes import (
     tree,
     webhooks,
 )
-from api.security import authenticated, session_cookie
+from api.server import V1, Monitor, RequestTimes, Traces
 from api.sign_in.provider import OpenIdProvider, RelyingParty
-from api.stream import Hub
-from api.subscriptions import HubSettings
-from api.turns import FairTurns
-from api.webhook_sender import WebhookSender
+from api.streams import Hub, HubSettings
 from service.jobs.settings import Settings
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
 from service.jobs.store.tail import StreamTail
-from service.jobs.tracing import NoTracing, Tracing, tracing_for
+from service.jobs.tracing import Tracing, tracing_for
 
 _BROKER_AWAY_S = 2.0
 """Pause before the broker is asked again."""
@@ -84,8 +75,7 @@ def create_app(settings: Settings, store: Store | None = None, apart: Apart | No
     connected, monitor = context_of(app).store, context_of(app).monitor
     turns = FairTurns(settings.max_reads_per_key)
     app.add_middleware(ExpensiveAnswers, store=connected, turns=turns, apart=apart)
-    app.add_middleware(PlainSubmissions, handlers=app.exception_handlers)
-    app.add_middleware(PlainReads, store=connected)
+    app.add_middleware(PlainRoutes, store=connected, handlers=app.exception_handlers)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(HostNames, names=known_names(settings))
     app.add_middleware(Hardening)
@@ -97,9 +87,9 @@ def create_app(settings: Settings, store: Store | None = None, apart: Apart | No
 
 def create_app_apart(settings: Settings, store: Store) -> FastAPI:
     """Return what makes the expensive answers of such an API, behind it in a process of its own."""
-    app = _application(settings, store, _lifespan_apart, NoTracing())
+    app = _application(settings, store, _lifespan_apart, Tracing())
     app.add_middleware(Hardening)
-    app.add_middleware(Traces, tracing=NoTracing())
+    app.add_middleware(Traces, tracing=Tracing())
     app.add_middleware(RequestIds)
     return app
 

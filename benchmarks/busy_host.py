@@ -1,13 +1,13 @@
 """Measures what a host that is full of CPU jobs leaves to the service, to urgent jobs and to a GPU training.
 
-Starts ``trivet up`` with a CPU slot for each core. First nothing else runs: status reads and lists of 50 over 16
-connections; urgent CPU jobs, one after the other; and, if there is a GPU, a training of a transformer on it. Then small
-CPU jobs of priority -100 are submitted, so many that all slots are busy and ``--waiting`` more wait until the end, and
-all is measured again. *First line* is the first word of a rank, counted from the moment at which an ended job freed a
-slot (idle: from the submission).
+Starts ``trivet up`` with a CPU slot for each core. First nothing else runs: status reads over 16 connections and lists
+of 50 over 6; urgent CPU jobs, one after the other; and, if there is a GPU, a training of a transformer on it. Then
+small CPU jobs of priority -100 are submitted, so many that all slots are busy and ``--waiting`` more wait until the
+end, and all is measured again. *First line* is the first word of a rank, counted from the moment at which an ended job
+freed a slot (idle: from the submission).
 
-With ``--unweighed`` the same is measured before, in a service without the weights and limits of threads by which CPU
-jobs make way: ``TRIVET_CPU_NICENESS=0``, and ranks with as many threads as there are cores.
+With ``--unweighed`` a full host is measured before as well, in a service without the weights and limits of threads by
+which CPU jobs make way: ``TRIVET_CPU_NICENESS=0``, and ranks with as many threads as there are cores.
 
     python benchmarks/busy_host.py [--waiting 500] [--seconds 4] [--steps 60] [--unweighed]
 """
@@ -16,26 +16,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import platform
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chaos_service import Service
-from load_client import Api, Rate, measured_rate
+from load_client import CONNECTIONS, Api, Rate, measured_rate
 
 from service.jobs.records import Job
 from trivet import Client
 from workers.inventory import cuda_devices, usable_cores
 
-URGENT = 3
+URGENT, LISTING = 3, 6
 LISTED = 60
 BATCH = 500
 SETTLE_S = 5.0
@@ -79,18 +80,18 @@ class Host:
         """Measure everything once."""
         state = "busy" if busy else "idle"
         job_id = self.client.jobs(limit=1).items[0].id
-        status = self._rate(f"{state}: status reads", f"/v1/jobs/{job_id}")
-        lists = self._rate(f"{state}: lists of 50", "/v1/jobs?limit=50")
+        status = self._rate(f"{state}: status reads", f"/v1/jobs/{job_id}", CONNECTIONS)
+        lists = self._rate(f"{state}: lists of 50", "/v1/jobs?limit=50", LISTING)
         first = [self._first_line(busy=busy) for _ in range(URGENT)]
         return Figures(status, lists, first, self._training())
 
-    def _rate(self, what: str, path: str) -> Rate:
+    def _rate(self, what: str, path: str, connections: int) -> Rate:
         """Read for about the wanted time: as many times as a shorter trial lets expect."""
         request, trial = self.api.request("GET", path), 64
         began = time.perf_counter()
-        asyncio.run(measured_rate(self.api.port, f"{what}, trial", [request] * trial))
+        asyncio.run(measured_rate(self.api.port, f"{what}, trial", [request] * trial, connections=connections))
         count = max(trial, int(trial * self.options.seconds / (time.perf_counter() - began)))
-        return asyncio.run(measured_rate(self.api.port, what, [request] * count))
+        return asyncio.run(measured_rate(self.api.port, what, [request] * count, connections=connections))
 
     def _first_line(self, *, busy: bool) -> float:
         """Return the seconds from the moment at which an urgent job could have started to its rank's first word."""
@@ -111,7 +112,9 @@ class Host:
         return (ran.ended_at - ran.phases[0].began_at).total_seconds()
 
     def _ended(self, spec: Mapping[str, Any]) -> Job:
+        began = time.monotonic()
         ran = self.client.wait(self.client.submit(spec).id, timeout_s=PATIENCE_S)
+        print(f"  {ran.name}: {time.monotonic() - began:.1f} s from submission to end", flush=True)
         if ran.state != "succeeded":
             raise RuntimeError(f"{ran.name} has {ran.state}: {ran.error}")
         return ran
@@ -150,6 +153,7 @@ def host(options: argparse.Namespace, *, weighed: bool) -> Iterator[Host]:
     with tempfile.TemporaryDirectory() as folder:
         service = Service(Path(folder) / "data", settings, threads=None if weighed else str(usable_cores()))
         service.start()
+        print(f"\nservice {'with' if weighed else 'without'} weights started", flush=True)
         try:
             key = service.key_file.read_text().strip()
             with Client(f"http://127.0.0.1:{service.port}", key, timeout_s=PATIENCE_S) as client:
@@ -158,33 +162,39 @@ def host(options: argparse.Namespace, *, weighed: bool) -> Iterator[Host]:
             service.stop()
 
 
-def measured(options: argparse.Namespace, *, weighed: bool) -> tuple[Figures, Figures]:
-    """Return the figures of an idle and of a busy host."""
+def measured(options: argparse.Namespace, *, weighed: bool) -> tuple[Figures | None, Figures]:
+    """Return the figures of an idle and of a busy host; of the latter alone in a service that is not ``weighed``."""
     with host(options, weighed=weighed) as here:
         here.warm_up()
-        idle = here.figures(busy=False)
+        idle = here.figures(busy=False) if weighed else None
         here.fill()
         busy = here.figures(busy=True)
-        print(f"{here.client.job_counts().states['queued']} still wait, load {os.getloadavg()[0]:.0f}\n")
+        print(f"{here.client.job_counts().states['queued']} still wait, load {os.getloadavg()[0]:.0f}\n", flush=True)
         return idle, busy
 
 
-def rows(idle: Figures, busy: Figures) -> Iterator[str]:
-    yield "| what | idle | busy | busy / idle |\n|---|--:|--:|--:|"
-    for what, one, other in (
-        ("status reads a second", idle.status.per_s, busy.status.per_s),
-        ("status read p99, ms", idle.status.p99_ms, busy.status.p99_ms),
-        ("lists of 50 a second", idle.lists.per_s, busy.lists.per_s),
-        ("list p50, ms", idle.lists.p50_ms, busy.lists.p50_ms),
-        ("urgent job's first line, s", statistics.median(idle.first_line_s), statistics.median(busy.first_line_s)),
-        ("the same, worst", max(idle.first_line_s), max(busy.first_line_s)),
-    ):
-        yield f"| {what} | {one:,.2f} | {other:,.2f} | {other / one:.2f} |"
-    if idle.training_s is not None and busy.training_s is not None:
-        yield (
-            f"| training on the GPU, s | {idle.training_s:.1f} | {busy.training_s:.1f} "
-            f"| {busy.training_s / idle.training_s:.2f} |"
-        )
+def rows(idle: Figures, busy: Sequence[Figures]) -> Iterator[str]:
+    """Yield the table: what an idle host gives, and each busy one with its part of that."""
+    head = ["busy, not weighed", "busy"][-len(busy) :]
+    yield f"| what | idle | {' | '.join(head)} |\n|---|--:|{'--:|' * len(busy)}"
+    for what, figure in FIGURES.items():
+        one = figure(idle)
+        cells = [f"{figure(each):,.2f} ({figure(each) / one:.2f} ×)" for each in busy]
+        yield f"| {what} | {one:,.2f} | {' | '.join(cells)} |"
+    if idle.training_s is not None:
+        times = [each.training_s or math.nan for each in busy]
+        cells = [f"{each:.1f} ({each / idle.training_s:.2f} ×)" for each in times]
+        yield f"| training on the GPU, s | {idle.training_s:.1f} | {' | '.join(cells)} |"
+
+
+FIGURES: Mapping[str, Callable[[Figures], float]] = {
+    "status reads a second": lambda each: each.status.per_s,
+    "status read p99, ms": lambda each: each.status.p99_ms,
+    "lists of 50 a second": lambda each: each.lists.per_s,
+    "list p50, ms": lambda each: each.lists.p50_ms,
+    "urgent job's first line, s": lambda each: statistics.median(each.first_line_s),
+    "the same, worst": lambda each: max(each.first_line_s),
+}
 
 
 def main() -> None:
@@ -198,11 +208,10 @@ def main() -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     devices = ", ".join(cuda_devices(os.environ)) or "no GPU"
     print(f"{platform.machine()}, {usable_cores()} cores, {devices}, commit {commit.stdout.strip()}\n")
-    if options.unweighed:
-        print("CPU jobs weigh as much as the service, threads without limit:")
-        print("\n".join(rows(*measured(options, weighed=False))), flush=True)
-    print("CPU jobs make way:")
-    print("\n".join(rows(*measured(options, weighed=True))), flush=True)
+    before = [measured(options, weighed=False)[1]] if options.unweighed else []
+    idle, busy = measured(options, weighed=True)
+    assert idle is not None
+    print("\n".join(rows(idle, [*before, busy])), flush=True)
 
 
 if __name__ == "__main__":

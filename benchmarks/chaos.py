@@ -32,7 +32,7 @@ from chaos_faults import Fault, faults
 from chaos_load import Load
 from chaos_service import Group, Service, retry_until_answered
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Job
 from trivet import Client, Refused, TrivetError
 

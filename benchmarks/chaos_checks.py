@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from service.jobs.records import Artifact, Host, Job
-from service.jobs.states import TERMINAL
+from service.jobs.spec.common import TERMINAL
 
 Event = Mapping[str, Any]
 

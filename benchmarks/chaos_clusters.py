@@ -15,7 +15,7 @@ from typing import Any, cast
 import psutil
 from chaos_service import Role
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from workers.agent.launching import service_of
 from workers.launchers import LauncherContext, LauncherUnavailable, launcher_class
 from workers.launchers.ray_job import PROGRAM, RayBundle

@@ -25,7 +25,7 @@ import torch
 from train_rows import MODEL, SMOKE_MODEL
 
 from service.compilation.job import run
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.parallel import distributed

@@ -1,7 +1,7 @@
 """Measures how soon one user's status read is answered while another user takes all that the API gives.
 
-Starts a broker and one API process, without hosts, so that nothing computes, with a few thousand jobs, one of which has
-a long history of events and a sparse checkpoint. Everything is pinned to two cores. Then another key sends one load
+Starts a broker and one API process, without hosts, so that nothing computes, with a few thousand jobs, one of
+which has a long record and a sparse checkpoint. Everything is pinned to two cores. Then another key sends one load
 after the other for some seconds, each over many connections that never pause, while the first key reads the status of a
 job fifty times a second over one connection. The loads come from a process of the lowest priority: in earnest they come
 from other machines. ``answers`` counts those of the load, ``refused`` those with 429.
@@ -32,12 +32,14 @@ from typing import Any
 from api_process import api_with_broker
 from load_client import Api
 
-from service.jobs.layout import DataLayout
+from service.jobs.events import log_file, rank_file
+from service.jobs.files import FILES, META, WEIGHTS, DataLayout, JobPaths, signed
 from service.jobs.records import AttemptRef
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.listing import JobFilter
 
 PROBE_EVERY_S = 0.02
+PIECE = 1 << 16
 STREAMS, WAITERS, TRICKLERS = 90, 90, 200
 SPARSE = 64 << 30
 BATCH = 500
@@ -155,7 +157,7 @@ async def _send(load: Load, request: bytes, target: Target, connections: int, pi
 async def _repeat(load: Load, request: bytes, port: int, statuses: Counter[str]) -> None:
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=PIECE)
             try:
                 await _ask(load, request, reader, writer, statuses)
             finally:
@@ -178,14 +180,26 @@ async def _ask(
         statuses[head[9:12].decode()] += 1
         if load.keeps_open:
             await asyncio.sleep(LONG_S)
-        found = re.search(rb"(?i)content-length: (\d+)", head)
-        left = int(found[1]) if found else 1 << 62
-        while left and (piece := await reader.read(min(left, 1 << 16))):
-            left -= len(piece)
-            if not found and piece.endswith(b"0\r\n\r\n"):
-                break
+        await _skip_content(head, reader)
         if head[9:12] == b"429":
             await asyncio.sleep(0.5)
+
+
+async def _skip_content(head: bytes, reader: asyncio.StreamReader) -> None:
+    """Read an answer to its end, and keep nothing of it."""
+    if (found := re.search(rb"(?i)content-length: (\d+)", head)) is not None:
+        await _skip(int(found[1]), reader)
+        return
+    while length := int(await reader.readuntil(b"\r\n"), 16):
+        await _skip(length + len(b"\r\n"), reader)
+    await reader.readuntil(b"\r\n")
+
+
+async def _skip(count: int, reader: asyncio.StreamReader) -> None:
+    while count:
+        if not (piece := await reader.read(min(count, PIECE))):
+            raise asyncio.IncompleteReadError(b"", count)
+        count -= len(piece)
 
 
 def probe(port: int, key: str, job_id: str, seconds: float) -> list[float]:
@@ -216,22 +230,32 @@ def fill(store: Store, layout: DataLayout, target: Api, jobs: int, events: int) 
     (running,) = store.jobs.list(JobFilter(states=("starting",)), limit=1).items
     ref = AttemptRef(running.id, 1, HOST)
     store.attempts.claim(ref, "benchmark")
+    reports = [_report(step) for step in range(events)]
     for first in range(0, events, 256):
-        now = time.time()
-        store.attempts.emit(
-            ref,
-            [
-                {"type": "metric", "time": now, "rank": 0, "step": step, "values": {"loss": 0.5, "accuracy": 0.1}}
-                if step % 2
-                else {"type": "log", "time": now, "rank": 0, "stream": "stdout", "line": f"step {step} of many " * 4}
-                for step in range(first, min(events, first + 256))
-            ],  # type: ignore[arg-type]  # plain dictionaries with the fields of events
-        )
-    step = layout.job(running.id).checkpoints / "step_1"
-    step.mkdir(parents=True)
-    with (step / "weights.bin").open("wb") as file:
-        file.truncate(SPARSE)
+        store.attempts.emit(ref, reports[first : first + 256])  # type: ignore[arg-type]  # they have the fields of events
+    leave_files(layout.job(running.id), reports)
     return Target(target, ids, running.id)
+
+
+def _report(step: int) -> dict[str, Any]:
+    """Return one of a rank's reports: of metrics and lines by turns."""
+    if step % 2:
+        values = {"loss": 1 / step, "accuracy": 0.1}
+        return {"type": "metric", "time": time.time(), "rank": 0, "step": step, "values": values}
+    return {"type": "log", "time": time.time(), "rank": 0, "stream": "stdout", "line": f"step {step} of many " * 4}
+
+
+def leave_files(paths: JobPaths, reports: Sequence[Mapping[str, Any]]) -> None:
+    """Write what ranks leave: the record of all reports, and a checkpoint, most of which is a hole."""
+    attempt = paths.attempt(1)
+    attempt.mkdir(parents=True)
+    for path, kind in ((rank_file(attempt, 0), "metric"), (log_file(attempt, 0), "log")):
+        path.write_text("".join(f"{json.dumps(report)}\n" for report in reports if report["type"] == kind))
+    step = paths.checkpoints / "step_1"
+    step.mkdir(parents=True)
+    with (step / WEIGHTS).open("wb") as file:
+        file.truncate(SPARSE)
+    (step / META).write_text(json.dumps(signed({"step": 1, FILES: {WEIGHTS: SPARSE}})))
 
 
 def drain(target: Target) -> None:

@@ -31,10 +31,10 @@ from api_process import ApiProcess, api_with_broker
 from playwright.sync_api import Page, expect, sync_playwright
 from streams import SPEC
 
-from service.jobs.curves import CurveKeeper
-from service.jobs.event_files import rank_file
+from service.jobs.events import rank_file
+from service.jobs.events.curves import CurveKeeper
+from service.jobs.files import DataLayout
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, PartOutcome
 from service.jobs.store import HostReport, Store, StoreLimits
 

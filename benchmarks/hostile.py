@@ -22,7 +22,7 @@ sys.path += [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from hostile_judge import fault_of  # noqa: E402 - found by the path above
 
-from service.jobs.layout import DataLayout  # noqa: E402
+from service.jobs.files import DataLayout  # noqa: E402
 
 
 def main() -> int:

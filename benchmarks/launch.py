@@ -42,9 +42,9 @@ from typing import Any
 
 from api_process import ApiProcess
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.event_files import rank_file
-from service.jobs.layout import DataLayout
+from service.jobs.events import rank_file
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store

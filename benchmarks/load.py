@@ -34,9 +34,9 @@ from chaos_service import Service
 from load_client import CONNECTIONS, Api, Rate, answer_of, measured_rate, memory
 from load_peer import prefect_peer
 
-from service.jobs.embedded import EmbeddedBroker
 from service.jobs.events import Event, MetricEvent
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import AttemptRef
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.listing import JobFilter

@@ -35,8 +35,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.store import HostReport, Store, StoreLimits, stubs
 from service.jobs.store.keyspace import PLACEMENT_IDLE
 

@@ -20,8 +20,9 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "helpe
 from programs import storing
 from programs.registry import CLEAN, DEFECTS, Planted
 
-from service.compilation.ladder import Result, climb
-from service.compilation.run.run_rung import plan_run
+from service.compilation.judgement import Result
+from service.compilation.ladder import climb
+from service.compilation.run.run_plan import plan_run
 from service.compilation.rungs import RUNGS
 from service.jobs.spec.compile import Tolerance
 

@@ -29,7 +29,7 @@ import torch
 from queries import Net
 from recording_reporter import RecordingReporter
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from workers import forks

@@ -31,7 +31,7 @@ from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import Network, prepare
 from service.bounds.onnx import load
 from service.bounds.onnx.reading import Runtime, parse
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.verification.job import run

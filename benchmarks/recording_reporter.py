@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from service.jobs.bounds_row import BoundsRow
+from service.jobs.events import BoundsRow
 from service.jobs.runtime import NullReporter
 
 

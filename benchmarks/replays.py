@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from recording_reporter import RecordingReporter
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.verification.job import run

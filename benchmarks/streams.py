@@ -223,7 +223,7 @@ def half_open(api: Api, count: int) -> Iterator[None]:
 @contextlib.contextmanager
 def following(api: Api, streams: int, unread: int) -> Iterator[Connection]:
     ours, theirs = multiprocessing.Pipe()
-    arguments = (api.port, api.readers, streams, unread, theirs)
+    arguments = (api.port, api.reads.readers, streams, unread, theirs)
     process = multiprocessing.get_context("spawn").Process(target=follow, args=arguments)
     process.start()
     if ours.recv() != "open":

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from train_profile import profiled
 from train_rows import SEQUENCE, SMOKE_SEQUENCE, Row
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.train import TrainSpec

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.families.mlp import MlpConfig
 from service.jobs.spec.families.transformer import TransformerConfig
 from service.models import build

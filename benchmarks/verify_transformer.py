@@ -20,7 +20,7 @@ import torch
 from recording_reporter import RecordingReporter
 from torch.profiler import ProfilerActivity, profile
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.train import TrainSpec
 from service.jobs.spec.verify import VerifySpec

@@ -57,7 +57,7 @@ for name in trivet-a trivet-b; do ip -n $name link set lo up && ip -n $name link
 (cd "$FOLDER/tls" && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj "/CN=broker" \
   -addext "subjectAltName=IP:$A" -keyout broker.key -out broker.pem 2> /dev/null)
 on a trivet broker acl "$FOLDER/passwords" --add api --add host-a --add host-b --output "$FOLDER/users.acl" > /dev/null
-SERVER=$("$BIN/python" -c 'from service.jobs.embedded import find_server; print(find_server())')
+SERVER=$("$BIN/python" -c 'from service.jobs.host.embedded_broker import find_server; print(find_server())')
 on a "$SERVER" --port 6380 --bind 127.0.0.1 --aclfile "$FOLDER/users.acl" --dir "$FOLDER/broker" \
   --appendonly yes --appendfsync always > "$FOLDER/broker.log" 2>&1 &
 # The broker of the package is built without TLS: this ends it in front of it.

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # The vector instructions that the processor names are there: Inductor would try them out in a process of its own for
 # each of them, with an import of PyTorch, at the first kernel of every process.
@@ -19,8 +20,8 @@ import redis as redis_py
 from hypothesis import settings
 from launching import fresh_torchrun, rank_servers, torchrun
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout, JobPaths
+from service.jobs.files import DataLayout, JobPaths
+from service.jobs.host.embedded_broker import EmbeddedBroker
 
 __all__ = ["broker", "data", "fresh_torchrun", "rank_servers", "redis", "torchrun"]
 
@@ -69,6 +70,17 @@ def redis(broker: str) -> Iterator[redis_py.Redis]:
     client.flushall()
     yield client
     client.close()
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """What receives the spans of this process, an ``OtlpReceiver``."""
+    from otlp_receiver import otlp_receiver
+
+    with otlp_receiver() as receiver:
+        for name, value in receiver.variables.items():
+            monkeypatch.setenv(name, value)
+        yield receiver
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What touches files in a rank's reach does so through ``service.jobs.safe_files``, which follows no link.
+"""What touches files in a rank's reach does so through ``service.jobs.files.safe_files``, which follows no link.
 
 A path that was checked may be another file when it is opened. So the modules that run unconfined and handle what ranks
 may have made call nothing that takes a path; each exception is listed with the place that it is about.
@@ -17,13 +17,13 @@ MODULES = sorted(
         "api/**/*.py",
         "workers/agent/*.py",
         "workers/supervisor/*.py",
-        "service/jobs/backup.py",
-        "service/jobs/cache.py",
-        "service/jobs/event_files.py",
-        "service/jobs/objects.py",
+        "service/jobs/store/backup.py",
+        "service/jobs/files/cache.py",
+        "service/jobs/events/record_files.py",
+        "service/jobs/files/objects.py",
         "service/jobs/store/artifacts.py",
         "service/jobs/store/jobs.py",
-        "service/jobs/supervisor_registry.py",
+        "service/jobs/host/supervisor_registry.py",
     )
     for path in ROOT.glob(pattern)
 )
@@ -53,21 +53,21 @@ ALLOWED = {
     "api/dashboard/assets.py": {"STATIC.rglob", "SWAGGER.iterdir", "path.is_file", "path.read_bytes"},
     # The service's own folder of event files, which no rank sees.
     "api/exports/tensorboard.py": {"draft.mkdir", "folder.parent.mkdir", "path.open"},
-    "api/monitoring.py": {"shutil.disk_usage", "span.rename"},
+    "api/server/monitoring.py": {"shutil.disk_usage", "span.rename"},
     # The backup itself and the broker's snapshot; and a data folder that is being restored, in which no job has run.
-    "service/jobs/backup.py": {
+    "service/jobs/store/backup.py": {
         "draft.rename", "draft.unlink", "layout.root.exists", "layout.root.is_file", "layout.root.iterdir", "os.open",
         "os.utime", "path.chmod", "path.open", "path.parent.mkdir", "shutil.rmtree", "snapshot.open", "snapshot.unlink",
         "tarfile.open", "target.exists",
     },
     # By ranks themselves, in their confinement.
-    "service/jobs/cache.py": {"os.utime"},
-    "service/jobs/event_files.py": {"os.open"},
+    "service/jobs/files/cache.py": {"os.utime"},
+    "service/jobs/events/record_files.py": {"os.open"},
     # Uploads, which no rank can write; and an object.
-    "service/jobs/objects.py": {"path.is_file", "path.parent.mkdir", "self._system.open"},
+    "service/jobs/files/objects.py": {"path.is_file", "path.parent.mkdir", "self._system.open"},
     # The folder of a job's attempts, in which ranks make nothing.
     "service/jobs/store/artifacts.py": {"attempts.mkdir"},
-    "service/jobs/supervisor_registry.py": {
+    "service/jobs/host/supervisor_registry.py": {
         "atomic_write", "path.read_text", "path.unlink", "self._folder.glob", "self._folder.mkdir",
         "self._heartbeat.touch",
     },
@@ -77,7 +77,7 @@ ALLOWED = {
     "workers/agent/allocated_part.py": {"self._folder.mkdir"},
     "workers/agent/launching.py": {"path.stat", "path.unlink", "self._folder.glob"},
     "workers/agent/supervisors.py": {"log.parent.mkdir", "self._log.open"},
-    "workers/supervisor/relay.py": {"Path(f'/proc/{pid}/stat').read_text"},
+    "workers/supervisor/rank_socket.py": {"Path(f'/proc/{pid}/stat').read_text"},
     "workers/supervisor/fork_server.py": {"os.open"},
     "workers/supervisor/image.py": {"os.scandir", "os.stat"},
     "workers/supervisor/keeper.py": {"open", "os.listdir"},

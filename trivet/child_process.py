@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from service.jobs.processes import ProcessLock
+from service.jobs.host import ProcessLock
 
 
 @dataclass(frozen=True)

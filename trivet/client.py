@@ -14,7 +14,7 @@ import httpx2
 import orjson
 from pydantic import TypeAdapter
 
-from service.jobs.levels import Level
+from service.jobs.events import Level
 from service.jobs.records import (
     Artifact,
     Job,
@@ -24,9 +24,8 @@ from service.jobs.records import (
     ProjectShare,
     QueuePage,
 )
-from service.jobs.spec.base import CommonSpec
-from service.jobs.states import TERMINAL, JobState
-from service.jobs.webhooks import WebhookDelivery
+from service.jobs.records.webhooks import WebhookDelivery
+from service.jobs.spec.common import TERMINAL, CommonSpec, JobState
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
 from trivet.errors import Refused, Unreachable
 from trivet.file_calls import FileCalls
@@ -36,7 +35,7 @@ from trivet.webhooks import WebhooksResource
 
 if TYPE_CHECKING:
     from service.jobs.kinds.listing import Kinds
-    from service.jobs.plan import Plan
+    from service.jobs.submission.plan import Plan
 
 
 _LONGEST_WAIT_S = 20.0
@@ -298,7 +297,7 @@ class Client(FileCalls, HostCalls):
 
     def schedule(self, job_id: str) -> Plan:
         """Return the planned schedule of one step of a training job's pipeline."""
-        from service.jobs.plan import Plan  # noqa: PLC0415 - brings every spec, which most calls do not need
+        from service.jobs.submission.plan import Plan  # noqa: PLC0415 - brings every spec, which most calls do not need
 
         return TypeAdapter(Plan).validate_python(self._connection.json("GET", f"{_job(job_id)}/schedule"))
 

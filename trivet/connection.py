@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from service.jobs.private import socket_address
+from service.jobs.host import socket_address
 from service.jobs.settings import LOOPBACK, Settings
 from trivet.endpoint import Endpoint, resolve
 from trivet.errors import Refused, TrivetError, Unreachable

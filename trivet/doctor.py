@@ -22,10 +22,9 @@ from typing import Any, Literal
 
 from packaging.requirements import Requirement
 
-from service.jobs.disk import free_bytes
-from service.jobs.embedded import BrokerError, EmbeddedBroker
-from service.jobs.host_load import overcommitment
-from service.jobs.private import NotPrivateError, check_owned
+from service.jobs.files import free_bytes
+from service.jobs.host import NotPrivateError, check_owned, overcommitment
+from service.jobs.host.embedded_broker import BrokerError, EmbeddedBroker
 from service.jobs.records import ISOLATION_PARTS
 from service.jobs.settings import Settings
 from service.jobs.store.client import BrokerClient, StoreUnavailable

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from service.jobs.private import NotPrivateError, check_owned, read_private
+from service.jobs.host import ENV_PREFIX, NotPrivateError, check_owned, in_file, read_private
 from service.jobs.settings import LOOPBACK, Settings, sources
-from service.jobs.settings_file import ENV_PREFIX, in_file
 from trivet.errors import TrivetError
 
 _KEY = re.compile(r"[!-~]+")

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from service.jobs.atomic import atomic_write
-from service.jobs.broker_url import Invitation
-from service.jobs.private import close_to_others
-from service.jobs.settings import Settings
-from service.jobs.settings_file import ENV_PREFIX
+from service.jobs.files import atomic_write
+from service.jobs.host import ENV_PREFIX, close_to_others
+from service.jobs.settings import Invitation, Settings
 from service.jobs.store import BrokerRefused, Store, StoreUnavailable
 from trivet.errors import TrivetError
 

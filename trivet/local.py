@@ -17,13 +17,21 @@ from typing import Self
 import psutil
 from pydantic import SecretStr
 
-from service.jobs.embedded import BrokerError, EmbeddedBroker, end_leftover
-from service.jobs.layout import DataLayout
-from service.jobs.private import NotPrivateError, PrivateSocket, close_to_others, read_private
-from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
+from service.jobs.files import DataLayout
+from service.jobs.host import (
+    ENV_PREFIX,
+    LockedError,
+    NotPrivateError,
+    PrivateSocket,
+    ProcessLock,
+    SupervisorRegistry,
+    close_to_others,
+    end_processes,
+    holders,
+    read_private,
+)
+from service.jobs.host.embedded_broker import BrokerError, EmbeddedBroker, end_leftover
 from service.jobs.settings import Settings
-from service.jobs.settings_file import ENV_PREFIX
-from service.jobs.supervisor_registry import SupervisorRegistry
 from trivet.child_process import ChildProcess, Restarts, ServiceTimes, lock_of
 from trivet.client import Client
 from trivet.errors import TrivetError

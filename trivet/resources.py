@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import httpx2
 
-from service.jobs.audit import AuditAction, AuditPage
+from service.jobs.accounts import Project, ProjectDetails, Role, Scope
 from service.jobs.monitoring.alerts import ShownAlert
-from service.jobs.projects import Project, ProjectDetails, Role, Scope
 from service.jobs.records import ApiKey, Host, ServiceAccount
+from service.jobs.records.audit import AuditAction, AuditPage
 from trivet.connection import Connection
 
 
@@ -102,7 +102,7 @@ class AuditResource:
         return AuditPage.model_validate(self._connection.json("GET", "/v1/audit", params=params))
 
     def lines(self, **wanted: Unpack[_AuditWanted]) -> Iterator[str]:
-        """Yield entries as JSON lines, oldest first, for :func:`service.jobs.audit.verify_chain`."""
+        """Yield entries as JSON lines, oldest first, for :func:`service.jobs.records.audit.verify_chain`."""
         params = {**_audit_params(wanted), "format": "jsonl"}
         with self._connection.stream("/v1/audit", params=params) as response:
             yield from lines_of(response)

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from service.jobs.states import JobState
-from service.jobs.webhooks import (
+from service.jobs.records.webhooks import (
     ID_HEADER,
     SIGNATURE_HEADER,
     TIME_HEADER,
@@ -18,6 +17,7 @@ from service.jobs.webhooks import (
     WebhookEvent,
     sign,
 )
+from service.jobs.spec.common import JobState
 from trivet.connection import Connection
 
 TOLERANCE_S = 300.0

@@ -9,7 +9,7 @@ from typing import Literal, cast
 import orjson
 
 from service.jobs.events import ErrorEvent, LogEvent, MalformedEvent, bounded_error, parse_event, parse_object
-from service.jobs.reporting import Channel
+from service.jobs.runtime import Channel
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Greeting:
     rank: int
     channel: Channel
     secret: str
-    """The secret of the group, which :class:`workers.supervisor.relay.Admission` checks."""
+    """The secret of the group, which :class:`workers.supervisor.rank_socket.Admission` checks."""
 
 
 @dataclass(frozen=True)

@@ -14,4 +14,4 @@ EXPORTERS: Mapping[str, Exporter] = {
     "otlp": OtlpExporter(),
     "tensorboard": TensorBoardExporter(),
 }
-"""Exporters by the fields of :class:`~service.jobs.spec.notify.ExportTargets`."""
+"""Exporters by the fields of :class:`~service.jobs.spec.common.notify.ExportTargets`."""

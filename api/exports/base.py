@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-from api import history
 from api.exports.server import ExportServer
+from api.reads import history
 from api.routes.metrics import Points, collect
-from service.jobs.layout import DataLayout
-from service.jobs.objects import RemoteFile, RemoteFolder
+from service.jobs.files import DataLayout, Folder
+from service.jobs.files.objects import RemoteFile, RemoteFolder
 from service.jobs.records import Artifact, Job, NotFound
-from service.jobs.safe_files import Folder
 from service.jobs.store import Store
 
 _NOT_PARAMETERS = ("kind", "name", "labels", "export")

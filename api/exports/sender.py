@@ -13,17 +13,16 @@ from dataclasses import dataclass
 
 import httpx2
 
-from api.delivery_rounds import DeliveryRounds, RoundTimes
+from api.deliveries import DeliveryRounds, ForbiddenTarget, RoundTimes
 from api.exports import EXPORTERS
 from api.exports.base import ExportedJob
 from api.exports.server import EVERYWHERE, ExportFailed, Limit, connect
-from api.webhook_address import ForbiddenTarget
 from service.jobs.records import Job, NotFound
+from service.jobs.records.webhooks import RetrySchedule
 from service.jobs.settings import Settings
-from service.jobs.states import TERMINAL
+from service.jobs.spec.common import TERMINAL
 from service.jobs.store import Store
 from service.jobs.store.exports import DueExport
-from service.jobs.webhooks import RetrySchedule
 
 _AT_ONCE = 4
 _SHOWN = 300

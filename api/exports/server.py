@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx2
 
-from api.webhook_address import DEFAULT_PORTS, WebhookAddress, vetted
+from api.deliveries import DEFAULT_PORTS, WebhookAddress, vetted
 
 _ANSWER_S = 30.0
 _MOST_ANSWER = 1 << 20
@@ -117,8 +117,8 @@ class ExportServer:
 def connect(url: str, allowed: Sequence[_Network], tokens: Mapping[str, str], limit: Limit) -> ExportServer:
     """Return the server of a URL, whose name is resolved once.
 
-    Not for a thread that runs an event loop. Raises :class:`~api.webhook_address.ForbiddenTarget` for an address that
-    is forbidden to webhooks too.
+    Not for a thread that runs an event loop. Raises :class:`~api.deliveries.ForbiddenTarget` for an address that is
+    forbidden to webhooks too.
     """
     address = asyncio.run(vetted(url, allowed))
     client = httpx2.Client(trust_env=False, follow_redirects=False, timeout=_ANSWER_S)

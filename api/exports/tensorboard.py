@@ -16,7 +16,7 @@ from pathlib import Path
 
 from api.exports.base import ExportedJob
 from api.exports.server import ExportServer
-from service.jobs.atomic import atomic_draft
+from service.jobs.files import atomic_draft
 
 _POLYNOMIAL = 0x82F63B78
 _MASK = 0xA282EAD8

@@ -5,12 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, status
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from api.audit import audit
-from api.context import StoreDep
+from api.callers import Admin, StoreDep, audit
+from api.requests import StrictRoute
 from api.routes.keys import CreatedKey, KeyName
-from api.security import Admin
-from api.strict_json import StrictRoute
-from service.jobs.projects import ProjectName, Scope
+from service.jobs.accounts import ProjectName, Scope
 from service.jobs.records import ServiceAccount
 
 router = APIRouter(tags=["accounts"], route_class=StrictRoute)

@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from api.context import ContextDep
-from api.security import Admin
+from api.callers import Admin, ContextDep
 from service.jobs.monitoring.alerts import ShownAlert
 
 router = APIRouter(tags=["alerts"])

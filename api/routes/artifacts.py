@@ -6,6 +6,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
@@ -15,12 +16,13 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from api.access import ReadableJob
-from api.context import StoreDep
-from service.jobs.objects import RemoteFile, RemoteFolder
+from api.callers import ReadableJob, StoreDep
+from service.jobs.files import Folder
+from service.jobs.files.objects import RemoteFile, RemoteFolder
 from service.jobs.records import Artifact, NotFound
-from service.jobs.safe_files import Folder
 
+_CHUNK = 1 << 17
+"""Bytes of an answer that are sent at once: other requests wait meanwhile."""
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
 
 
@@ -70,8 +72,8 @@ def _begun(chunks: Iterator[bytes]) -> Iterator[bytes]:
         raise NotFound("its content is missing from the object store") from error
 
     def rest() -> Iterator[bytes]:
-        yield from filter(None, held)
-        yield from filter(None, chunks)
+        for chunk in chain(held, chunks):
+            yield from (chunk[at : at + _CHUNK] for at in range(0, len(chunk), _CHUNK))
 
     return rest()
 
@@ -172,9 +174,6 @@ def download(request: Request, file: BinaryIO | RemoteFile, filename: str, media
         headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(filename, safe='')}"
         return send_file(request, file, headers, shown)
     return OpenFileResponse(file, headers=headers, media_type=shown, filename=filename)
-
-
-_CHUNK = 1 << 20
 
 
 def _tar_stream(folder: Folder) -> Iterator[bytes]:

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
-from api.context import StoreDep
-from api.params import Limit, PageCursor, refuse
-from api.security import Admin
-from service.jobs.audit import AuditAction, AuditEntry, AuditPage
+from api.callers import Admin, StoreDep
+from api.requests import Limit, PageCursor, refuse
+from service.jobs.records.audit import AuditAction, AuditEntry, AuditPage
 from service.jobs.store import AuditFilter
 
 router = APIRouter(tags=["audit"])

@@ -8,16 +8,12 @@ from fastapi import APIRouter, Request, Response, status
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 from starlette.concurrency import run_in_threadpool
 
-from api.audit import audit_submissions
-from api.checker import while_connected
-from api.context import CheckerDep, StoreDep
-from api.params import IdempotencyKey, TargetProject, refused_key
-from api.security import Submitter, target_project
-from api.strict_json import StrictRoute
+from api.callers import CheckerDep, StoreDep, Submitter, audit_submissions, target_project
+from api.offload import while_connected
+from api.requests import IdempotencyKey, StrictRoute, TargetProject, refused_key
 from service.jobs.kinds.registry import JobSpec
 from service.jobs.records import Accepted, Conflict, FrozenModel, Rejected
-from service.jobs.spec.base import CommonSpec, with_few_errors
-from service.jobs.spec.strict import Strict, disagreement
+from service.jobs.spec.common import CommonSpec, Strict, disagreement, with_few_errors
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 

@@ -9,23 +9,27 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api import sweeps
-from api.checker import Checker, while_connected
-from api.context import CheckerDep, StoreDep
-from api.error_paths import Locator
-from api.params import TargetProject
-from api.problems import FieldError, ProblemError, from_refusals, from_validation
-from api.security import Submitter, target_project
-from api.strict_json import StrictRoute
-from service.jobs.documents import nearest
+from api.callers import CheckerDep, StoreDep, Submitter, target_project
+from api.offload import Checker, while_connected
+from api.requests import (
+    FieldError,
+    Locator,
+    ProblemError,
+    StrictRoute,
+    TargetProject,
+    from_refusals,
+    from_validation,
+    sweeps,
+)
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.plan import Plan
 from service.jobs.plugins import CommonSpec
 from service.jobs.records import ApiKey, Rejected
-from service.jobs.spec.strict import Strict
+from service.jobs.spec.common import Strict
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store
+from service.jobs.submission.plan import Plan
 from service.jobs.submission.request import PlanRequest, ReadDocument, ReadRequest
+from service.jobs.text.documents import nearest
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 _PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)

@@ -9,14 +9,11 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.concurrency import run_in_threadpool
 
-from api import sse
-from api.access import ReadableJob, visible_job
-from api.context import HubDep, StoreDep
-from api.frames import Cursor
-from api.params import After, Limit, Types, refuse, resume_point, stream_id, wants_stream
-from api.security import Caller, Reader
+from api.callers import Caller, HubDep, ReadableJob, Reader, StoreDep, visible_job
+from api.requests import After, Limit, Types, refuse, resume_point, stream_id, wants_stream
+from api.streams import Cursor, sse
 from service.jobs.events import EVENT_TYPES, EventType
-from service.jobs.states import JobState
+from service.jobs.spec.common import JobState
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
 

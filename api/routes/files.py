@@ -10,14 +10,11 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
-from api.audit import audit
-from api.context import StoreDep
-from api.params import Limit, TargetProject, refuse
-from api.problems import ProblemError
+from api.callers import Reader, StoreDep, Submitter, audit, target_project
+from api.requests import Limit, ProblemError, TargetProject, refuse
 from api.routes.artifacts import BYTES, download
-from api.security import Reader, Submitter, target_project
+from service.jobs.files import Folder
 from service.jobs.records import StoredFile, Upload
-from service.jobs.safe_files import Folder
 from service.jobs.store import Store, UploadedBy
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
-from api.context import ContextDep
+from api.callers import ContextDep
 from service.jobs.monitoring.catalogue import METRICS, MetricDeclaration
 from service.jobs.monitoring.numbers import Numbers, Series
 from service.jobs.records import ISOLATION_PARTS, TorchUsed

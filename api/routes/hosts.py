@@ -7,9 +7,7 @@ from collections.abc import Collection
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from api.audit import audit
-from api.context import StoreDep
-from api.security import Admin, Caller, Reader
+from api.callers import Admin, Caller, Reader, StoreDep, audit
 from service.jobs.records import FailingHost, Holding, Host, Overcommitment
 from service.jobs.store import Store
 

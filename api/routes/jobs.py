@@ -8,20 +8,39 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
-from api import sse, sweeps
-from api.access import ChangeableJob, ReadableJob, as_seen
-from api.audit import audit, audit_submissions
-from api.checker import Checker, while_connected
-from api.context import CheckerDep, HubDep, StoreDep
-from api.monitoring import V1
-from api.params import IdempotencyKey, JobIds, Limit, PageCursor, TargetProject, refused_key, split_ids
-from api.problems import FieldError, invalid
-from api.security import Reader, Submitter, target_project
-from api.strict_json import StrictRoute
+from api.callers import (
+    ChangeableJob,
+    CheckerDep,
+    HubDep,
+    ReadableJob,
+    Reader,
+    StoreDep,
+    Submitter,
+    as_seen,
+    audit,
+    audit_submissions,
+    target_project,
+)
+from api.offload import Checker, while_connected
+from api.requests import (
+    FieldError,
+    IdempotencyKey,
+    JobIds,
+    Limit,
+    PageCursor,
+    StrictRoute,
+    TargetProject,
+    invalid,
+    refused_key,
+    split_ids,
+    sweeps,
+)
+from api.server import V1
+from api.streams import sse
+from service.jobs.accounts import ProjectName
 from service.jobs.kinds.registry import JobSpec, KindName
-from service.jobs.projects import ProjectName
 from service.jobs.records import Conflict, Job, JobCounts, JobOrder, JobPage, Rejected
-from service.jobs.states import JobState
+from service.jobs.spec.common import JobState
 from service.jobs.store import JobFilter, Store, Submission, in_loop
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)

@@ -7,12 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Request, status
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
-from api.audit import audit
-from api.context import StoreDep
-from api.problems import ProblemError
-from api.security import Admin, Reader, granted
-from api.strict_json import StrictRoute
-from service.jobs.projects import ProjectName, Scope
+from api.callers import Admin, Reader, StoreDep, audit, granted
+from api.requests import ProblemError, StrictRoute
+from service.jobs.accounts import ProjectName, Scope
 from service.jobs.records import ApiKey
 
 router = APIRouter(tags=["keys"], route_class=StrictRoute)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from api.security import Reader
+from api.callers import Reader
 from service.jobs.kinds.listing import Kinds, all_kinds
 from service.jobs.kinds.registry import KINDS
 from service.jobs.records import NotFound

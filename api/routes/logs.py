@@ -14,14 +14,11 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from api import history, sse
-from api.access import ReadableJob
-from api.context import HubDep, SettingsDep, StoreDep
-from api.frames import Cursor
-from api.params import After, resume_point, stream_id, wants_stream
-from api.readers import Staying, while_staying, within
-from api.security import Reader
-from service.jobs.levels import Level, is_at_least
+from api.callers import HubDep, ReadableJob, Reader, SettingsDep, StoreDep
+from api.reads import Staying, history, while_staying, within
+from api.requests import After, resume_point, stream_id, wants_stream
+from api.streams import Cursor, sse
+from service.jobs.events import Level, is_at_least
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
 

@@ -12,18 +12,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
-from api import history
-from api.access import ReadableJob
-from api.context import SettingsDep, StoreDep
-from api.params import JobIds, split_ids
-from api.readers import Staying
-from api.security import Reader
-from service.jobs.curves import MetricSeries, downsample, read_curves
-from service.jobs.event_files import attempt_folders
-from service.jobs.layout import DataLayout
-from service.jobs.rank_words import Check
+from api.callers import ReadableJob, Reader, SettingsDep, StoreDep
+from api.reads import Staying, history
+from api.requests import JobIds, split_ids
+from service.jobs.events import Check, attempt_folders
+from service.jobs.events.curves import MetricSeries, downsample, read_curves
+from service.jobs.files import DataLayout
 from service.jobs.records import Job, ListedJob
-from service.jobs.states import TERMINAL
+from service.jobs.spec.common import TERMINAL
 from service.jobs.store import JobFilter, Store
 
 router = APIRouter(tags=["metrics"])

@@ -7,13 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, status
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.access import ChangeableJob, MaintainedProject, ReadableProject
-from api.audit import audit
-from api.context import StoreDep
+from api.callers import Admin, ChangeableJob, MaintainedProject, ReadableProject, Reader, StoreDep, audit
+from api.requests import StrictRoute
 from api.routes.keys import KeyName
-from api.security import Admin, Reader
-from api.strict_json import StrictRoute
-from service.jobs.projects import LONGEST_DESCRIPTION, Project, ProjectDetails, ProjectName, Quotas, Role
+from service.jobs.accounts import LONGEST_DESCRIPTION, Project, ProjectDetails, ProjectName, Quotas, Role
 from service.jobs.records import Job
 
 router = APIRouter(tags=["projects"], route_class=StrictRoute)

@@ -7,12 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
-from api.audit import audit
-from api.context import StoreDep
-from api.params import Limit, PageCursor
-from api.security import Admin, Reader
-from api.strict_json import StrictRoute
-from service.jobs.projects import ProjectName
+from api.callers import Admin, Reader, StoreDep, audit
+from api.requests import Limit, PageCursor, StrictRoute
+from service.jobs.accounts import ProjectName
 from service.jobs.records import ProjectShare, QueuePage
 
 router = APIRouter(tags=["queue"], route_class=StrictRoute)

@@ -7,9 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from api.access import ReadableJob
-from api.context import StoreDep
-from api.problems import ProblemError
+from api.callers import ReadableJob, StoreDep
+from api.requests import ProblemError
 from service.jobs.kinds.registry import KINDS
 from service.jobs.records import Job, NotFound
 from service.jobs.store import Store

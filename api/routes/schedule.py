@@ -7,16 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
-from api.access import ReadableJob
-from api.checker import while_connected
-from api.context import CheckerDep
-from api.problems import ProblemError
-from api.security import Reader
-from api.strict_json import StrictRoute
+from api.callers import CheckerDep, ReadableJob, Reader
+from api.offload import while_connected
+from api.requests import ProblemError, StrictRoute
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.plan import Plan
 from service.jobs.records import Job
 from service.jobs.spec.train import TrainSpec
+from service.jobs.submission.plan import Plan
 from service.jobs.submission.request import PlanRequest
 
 router = APIRouter(tags=["schedule"], route_class=StrictRoute)

@@ -8,10 +8,18 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
-from api.audit import audit, audit_refusal, remember_caller
-from api.context import StoreDep, context_of
-from api.problems import ProblemError
-from api.security import Reader, cookie_name, refuse_cross_site, session_cookie
+from api.callers import (
+    Reader,
+    StoreDep,
+    audit,
+    audit_refusal,
+    context_of,
+    cookie_name,
+    refuse_cross_site,
+    remember_caller,
+    session_cookie,
+)
+from api.requests import ProblemError
 from service.jobs.records import ApiKey
 from service.jobs.store import Credential, Store
 

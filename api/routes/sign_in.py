@@ -9,14 +9,12 @@ from typing import Annotated
 from fastapi import APIRouter, Form, Request, Response
 from pydantic import BaseModel
 
-from api.audit import audit, remember_caller
-from api.context import ContextDep
-from api.problems import ProblemError
+from api.callers import ContextDep, audit, flow_cookie_name, refuse_cross_site, remember_caller
+from api.requests import ProblemError
 from api.routes.session import SignedIn, begin_session, sign_in_refused
-from api.security import flow_cookie_name, refuse_cross_site
 from api.sign_in.provider import AuthorizationRequest, CodeRefused, InvalidToken, OpenIdProvider, ProviderUnavailable
+from service.jobs.accounts import ClaimNames, NotAdmitted, Person, parse_rules, person_of
 from service.jobs.records import Conflict, NotFound
-from service.jobs.sign_in import ClaimNames, NotAdmitted, Person, parse_rules, person_of
 from service.jobs.store import Credential, SignInFlow
 from service.jobs.store.sessions import FLOW_S
 

@@ -9,11 +9,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from api import history
-from api.access import ReadableJob
-from api.context import SettingsDep, StoreDep
-from api.problems import ProblemError
-from api.readers import Staying, within
+from api.callers import ReadableJob, SettingsDep, StoreDep
+from api.reads import Staying, history, within
+from api.requests import ProblemError
 
 router = APIRouter(tags=["timeline"])
 

@@ -11,12 +11,10 @@ import orjson
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from api import history
-from api.access import ReadableJob
-from api.context import SettingsDep, StoreDep
-from api.params import Limit, refuse
-from api.readers import Staying
-from service.jobs.bounds_row import BoundsRow
+from api.callers import ReadableJob, SettingsDep, StoreDep
+from api.reads import Staying, history
+from api.requests import Limit, refuse
+from service.jobs.events import BoundsRow
 
 router = APIRouter(tags=["bounds"])
 

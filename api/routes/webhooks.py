@@ -7,19 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Security, status
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.access import ReadableJob
-from api.audit import audit
-from api.context import StoreDep
-from api.params import TargetProject
-from api.security import Caller, Submitter, authenticated, target_project
-from api.strict_json import StrictRoute
+from api.callers import Caller, ReadableJob, StoreDep, Submitter, audit, authenticated, target_project
+from api.requests import StrictRoute, TargetProject
+from service.jobs.accounts import ProjectName
 from service.jobs.kinds.registry import KINDS
-from service.jobs.projects import ProjectName
 from service.jobs.records import NotFound, Problem, Rejected
-from service.jobs.spec.notify import check_url
-from service.jobs.states import TERMINAL, JobState
+from service.jobs.records.webhooks import Webhook, WebhookDelivery, WebhookEvent
+from service.jobs.spec.common import TERMINAL, JobState, check_url
 from service.jobs.store import Store
-from service.jobs.webhooks import Webhook, WebhookDelivery, WebhookEvent
 
 router = APIRouter(tags=["webhooks"], route_class=StrictRoute)
 Maintainer = Annotated[Caller, Security(authenticated, scopes=["admin"])]

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.compile_corpus.programs import CorpusProgram, Entry
-from service.compilation.ladder import Result, climb, warm_toolchain
+from service.compilation.instruments.toolchain import Toolchain
+from service.compilation.judgement import Result
+from service.compilation.ladder import climb
+from service.compilation.prepare import start_toolchain
 from service.compilation.program import Step
-from service.compilation.run.run_rung import plan_run
+from service.compilation.run.run_plan import plan_run
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import LADDER, RUNGS, Rung
-from service.compilation.torch_internals.toolchain import Toolchain
 from service.parallel.boundary import StepBoundary
 
 STEPS = 8
@@ -38,7 +40,7 @@ def measured(entry: Entry, device: str, *, fast: bool = False, without: str = ""
     program = entry.program(torch.device(device))
     row: dict[str, Any] = {"name": entry.name}
     if not fast and device not in _WARM:
-        warm_toolchain(program.device, LADDER, Toolchain(program.device, _KEPT))
+        start_toolchain(Toolchain(program.device, _KEPT), LADDER)
         _WARM.add(device)
     with entry.before():
         if without != "plain":

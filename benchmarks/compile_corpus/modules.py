@@ -242,6 +242,32 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "language_recomputed": (lambda: Language(recomputed=True), TOKENS),
     "bag": (lambda: Chain(nn.EmbeddingBag(WORDS, D), Mlp()), TOKENS),
 }
+
+
+@torch.library.custom_op("corpus::shorten_", mutates_args=("rows",))
+def shorten_(rows: Tensor) -> None:
+    """Make each row no longer than 1."""
+    rows.div_(rows.norm(dim=-1, keepdim=True).clamp_min(1.0))
+
+
+@shorten_.register_fake
+def _(rows: Tensor) -> None:
+    return None
+
+
+class Shortening(nn.Module):
+    """Before each forward an operator of its own changes a view of a parameter: every other row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.out = nn.Linear(D, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            shorten_(self.lift.weight[::2])
+        return self.out(torch.relu(self.lift(x)))
+
+
 TRAINED: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "dropout": (lambda: Chain(nn.Linear(D, 32), nn.Dropout(0.3), nn.GELU(), nn.Linear(32, 8)), ROWS),
     "dropout_2d": (image(_conv(3, 8, 3), lambda: nn.Dropout2d(0.3), nn.ReLU, _conv(8, 4, 3)), IMAGE),
@@ -249,6 +275,7 @@ TRAINED: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "language_dropout": (lambda: Language(dropout=0.2), TOKENS),
     "checkpoint_dropout": (lambda: Language(dropout=0.2, recomputed=True), TOKENS),
     "quantizer": (Quantizer, ROWS),
+    "shortening": (Shortening, ROWS),
 }
 IN_BF16 = (
     "perceptron", "deep", "layer_norm", "rms_norm", "experts", "convolution", "depthwise", "attention", "encoder",

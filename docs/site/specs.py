@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.kinds.registry import KINDS as REGISTERED
-from service.jobs.spec.base import CommonSpec
+from service.jobs.spec.common import CommonSpec
 
 Schema = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.capture import Trace, capture, local_state, trace
+from service.bounds.expectations import expectations_of
 from service.bounds.finite import tests_of
 from service.bounds.graph import Graph, Node, Repeated
 from service.bounds.interval import Interval
@@ -226,7 +227,8 @@ class Network:
         A sum over entries of other ranks is followed by its collective, and has no range. Nor has a test whether a
         value is a number if other ranks have a part of the model.
         """
-        return ranges_of(self.graph) | (tests_of(self.graph) if self.is_alone else {})
+        found = ranges_of(self.graph) | expectations_of(self.graph)
+        return found | (tests_of(self.graph) if self.is_alone else {})
 
     def operator_of(self, node: Node) -> NonlinearOperator:
         """Return the operator of one of ``nonlinear``."""

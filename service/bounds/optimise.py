@@ -289,13 +289,14 @@ class RowOptimiser(SlopeOptimiser):
         """
         most, done = self.ascent.iterations, min(1, self.ascent.iterations)
         self.repeat.run(self._ascend, done)
+        # The first pass is needed whatever it gains: it makes the parameters, and tells whether there are any.
         first = before = self._widths()
         is_free = self._is_any_free()
         while done < most and is_free:
             count = min(STRIDE, most - done)
             self.repeat.run(self._ascend, count)
             done, now = done + count, self._widths()
-            if done < most:
+            if done < most:  # after the last iteration nothing is left to save
                 self._settle(self._is_little(first, before, now))
                 if self._are_all_settled():
                     break
@@ -355,6 +356,7 @@ class RowOptimiser(SlopeOptimiser):
             self.best = torch.full_like(bounds, -torch.inf, requires_grad=False)
             self.settled = torch.zeros_like(self.best, dtype=torch.bool)
         assert self.settled is not None
+        # A settled row takes no more bounds, so its bound does not depend on how long others of its part go on.
         torch.maximum(self.best, bounds.detach().masked_fill(self.settled, -torch.inf), out=self.best)
         if bounds.requires_grad:
             # Without a bound there is no direction either.

@@ -141,17 +141,19 @@ class Softmax(_OfScores):
         if (ends := self._ends(known)) is None:
             return found
         scores, axes = ends
-        weighted = scores if self.weights is None else self._weighted(scores, self.weights.to(scores.lower))
+        weighted = self.weighted(scores)
         lower, _ = self._shares(weighted.lower, weighted.upper, axes)
         _, upper = self._shares(weighted.upper, weighted.lower, axes)
         own = self._unless_undefined(lower, upper, found)
         return self._met(own, found, scores, axes, keepdim=True)
 
-    @staticmethod
-    def _weighted(scores: Interval, weights: Tensor) -> Interval:
+    def weighted(self, scores: Interval) -> Interval:
         """Return bounds of the scores that have the weights as factors of their powers; weights of 1 and of 0 lose
         nothing.
         """
+        if self.weights is None:
+            return scores
+        weights = self.weights.to(scores.lower)
         logarithms, eps = weights.log(), torch.finfo(weights.dtype).eps
         size = torch.maximum(scores.lower.abs(), scores.upper.abs()) + logarithms.abs()
         slack = torch.where((weights == 0) | (weights == 1), 0.0, 16 * eps * size)
@@ -195,11 +197,16 @@ def _range(nodes: Mapping[str, Node], node: Node) -> Range | None:
 
 
 def _mean_of_two(nodes: Mapping[str, Node], node: Node) -> Range | None:
+    """Return the range of ``a + s (b − a)``, or of ``s b + (1 − s) a``, with a sigmoid s."""
     if len(node.inputs) != 2 or node.arguments.get("alpha", 1) != 1:
         return None
     own, product = node.inputs
     if nodes[product].operator != PRODUCT or len(nodes[product].inputs) != 2:
         return None
+    first, second = (_halves(nodes, each, node.shape) for each in node.inputs)
+    for (share, value), (rest, other) in ((one, two) for one in first for two in second):
+        if share in _complements(nodes, rest) or rest in _complements(nodes, share):
+            return _Between(value, other)
     for share, difference in (nodes[product].inputs, nodes[product].inputs[::-1]):
         apart = nodes[difference]
         is_share = nodes[share].operator == SIGMOID and nodes[share].shape == node.shape
@@ -213,6 +220,23 @@ def _mean_of_two(nodes: Mapping[str, Node], node: Node) -> Range | None:
         if isinstance(constant, Tensor) and constant.dim() <= len(node.shape):
             return _Between(own, constant)
     return None
+
+
+def _halves(nodes: Mapping[str, Node], name: str, shape: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Return the operands of a product in both orders; none if they are not all of this shape."""
+    node = nodes[name]
+    if node.operator != PRODUCT or node.input_shapes != (shape, shape):
+        return []
+    return [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])]
+
+
+def _complements(nodes: Mapping[str, Node], name: str) -> tuple[str, ...]:
+    """Return the sigmoid that a value is 1 less."""
+    node = nodes[name]
+    if node.operator != SUB or not node.is_variable("other") or node.arguments.get("alpha", 1) != 1:
+        return ()
+    is_one = len(node.inputs) == 1 and bool((torch.as_tensor(node.arguments["self"]) == 1).all())
+    return node.inputs if is_one and nodes[node.inputs[0]].operator == SIGMOID else ()
 
 
 def _log_sum(nodes: Mapping[str, Node], node: Node) -> Range | None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Says where a graph ended early. ``line`` is 0 and the rest empty if the compiler named no place."""
+    """A place where a graph ended early."""
 
     reason: str
     file: str = ""
     line: int = 0
+    """0, and the names empty, if the compiler named no place."""
     function: str = ""
     count: int = 1
 
@@ -38,42 +39,46 @@ class Reason:
 
 @dataclass(frozen=True)
 class CudaGraphs:
-    """Holds the fate of CUDA graphs. ``captures`` were recorded; ``skips`` were not, with reasons;
-    ``rerecords`` were recorded again without a new shape; ``late``: iterations after warm-up that still
-    recorded one; ``recorded``: the number recorded in each iteration.
-    """
+    """What became of CUDA graphs."""
 
     captures: int = 0
+    """How many were recorded."""
     skips: tuple[Reason, ...] = ()
+    """Why others were not."""
     rerecords: tuple[Reason, ...] = ()
+    """Why some were recorded again without a new shape."""
     late: tuple[int, ...] = ()
+    """Iterations after warm-up that still recorded one."""
     recorded: tuple[int, ...] = ()
+    """How many each iteration recorded."""
 
 
 @dataclass(frozen=True)
 class CompilerEvidence:
-    """Counts over one rung and phase.
-
-    ``graphs``: forward graphs captured with ``operations`` operators in all; ``backward_graphs``: backward graphs
-    compiled; ``late``: iterations after warm-up that still compiled something; ``limit_hits``: functions that
-    exceeded the recompile limit and run uncompiled since; ``failures``: compile failures that raised nothing;
-    ``switches``: settings that let code run uncompiled in silence; ``hooks``: functions of FSDP2 that were traced into
-    a graph, and how often; ``autograd_captures``: backwards that compiled autograd took over; ``cuda_graphs``:
-    ``None`` if the rung does not use them.
-    """
+    """What the compiler did over one rung and phase."""
 
     graphs: int = 0
+    """Forward graphs that were captured."""
     backward_graphs: int = 0
+    """Backward graphs that were compiled."""
     operations: int = 0
+    """Operators in all forward graphs."""
     graph_breaks: tuple[GraphBreak, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
     late: tuple[int, ...] = ()
+    """Iterations after warm-up that still compiled something."""
     limit_hits: tuple[str, ...] = ()
+    """Functions that exceeded the recompile limit, and run uncompiled since."""
     failures: tuple[str, ...] = ()
+    """Failures of the compiler that raised nothing."""
     switches: tuple[str, ...] = ()
+    """Settings that let code run uncompiled in silence."""
     hooks: tuple[Reason, ...] = ()
+    """Functions of FSDP2 that were traced into a graph."""
     autograd_captures: int = 0
+    """Backwards that compiled autograd took over."""
     cuda_graphs: CudaGraphs | None = None
+    """``None`` if the rung does not use them."""
 
     @property
     def fullgraph(self) -> bool:

@@ -18,9 +18,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-STOP, SIZE = 0, 1
-"""Places in the memory that all processes share: whether to stop, and the size of the program."""
-UNKNOWN, IS_SMALL, IS_MEDIUM, IS_LARGE = 0, 1, 2, 3
+STOP, PLAN = 0, 1
+"""Places in the memory that all processes share: whether to stop, and the number of the plan by which they climb."""
+UNKNOWN, FINEST = 0, 1
+"""No plan has been chosen yet; the first, with the most processes."""
 RAISED = "raised"
 """The message with which a process sends the exception that ended it."""
 _PARENT_DEATH_SIGNAL = 1
@@ -34,15 +35,17 @@ _MEMORY_DEVICE = "/dev/nvidia-uvm"
 
 @dataclass(frozen=True)
 class Seat:
-    """A forked process's ends of the lines to its parent: ``tasks`` arrive, results are ``told``. ``eager``: a task is
-    sure to come. ``races``: a file that a process locks while it measures.
-    """
+    """A forked process's ends of the lines to its parent."""
 
     tasks: Connection
+    """Where tasks arrive."""
     told: Connection
+    """Where results go."""
     shared: mmap.mmap
     races: int
+    """A file that a process locks while it measures."""
     eager: bool
+    """Whether a task is sure to come."""
 
     def tell(self, word: str, content: Any) -> None:
         self.told.send((word, content))
@@ -128,7 +131,7 @@ class Forks:
             serve(Seat(tasks, told, self.shared, self.races, eager))
         except BaseException as error:
             with contextlib.suppress(OSError):
-                told.send((RAISED, _sendable(error)))
+                told.send((RAISED, _make_sendable(error)))
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -156,7 +159,7 @@ def can_fork() -> bool:
     return True
 
 
-def _sendable(error: BaseException) -> BaseException:
+def _make_sendable(error: BaseException) -> BaseException:
     """Return the error, or one with the same message if another process could not read it."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - this process's own

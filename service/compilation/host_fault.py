@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import re
+import traceback
+from pathlib import Path
 
 import torch
 
-from service.compilation.torch_internals.text import first_line
+from service.compilation.instruments.text import first_line
 from service.torch_internals.table import TorchInternalMissing, internal
 
 _NUMBERS = frozenset(
@@ -25,6 +27,7 @@ _WORDS = re.compile(
 """Messages about such faults that compilers, allocators and compiling processes put in errors of other types."""
 _OTHERS_SHARE = 0.1
 """The share of a device's memory that other processes must hold to be the cause of its shortage."""
+_INSTRUMENTS = str(Path(__file__).parent / "instruments")
 
 
 class HostFaultError(RuntimeError):
@@ -37,10 +40,29 @@ def raise_host_fault(error: BaseException) -> None:
     compiles = any(isinstance(each, _backend_failed()) for each in causes)  # it opens no file of the program
     cause = next((each for each in causes if _is_of_host(each) or (compiles and isinstance(each, OSError))), None)
     if cause is not None:
-        raise HostFaultError(f"the check could not be made on this host: {_described(cause)}") from error
+        raise HostFaultError(f"the check could not be made on this host: {_describe_cause(cause)}") from error
 
 
-def _described(cause: BaseException) -> str:
+def fault_of_program(error: Exception) -> str:
+    """Describe an error of the program's own; raise :class:`HostFaultError` for one of the host's."""
+    raise_host_fault(error)
+    return describe(error)
+
+
+def describe(error: Exception) -> str:
+    """Return the class, the first line of the message, and the last place outside of installed packages and of the
+    instruments.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and _INSTRUMENTS not in frame.filename
+    ]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {first_line(str(error))}{place}"
+
+
+def _describe_cause(cause: BaseException) -> str:
     text = str(cause)
     words = _WORDS.search(text)
     line = text[text.rfind("\n", 0, words.start()) + 1 :] if words else text
@@ -68,7 +90,7 @@ def _is_of_host(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, TorchInternalMissing, internal("torch._inductor.exc.InvalidCxxCompiler"))):
         return True
     # The text of a program's own error proves nothing; only one that repeats another's text does.
-    return _tells_of_another(error) and bool(_WORDS.search(str(error)))
+    return _repeats_another(error) and bool(_WORDS.search(str(error)))
 
 
 def _backend_failed() -> type[Exception]:
@@ -76,7 +98,7 @@ def _backend_failed() -> type[Exception]:
     return found
 
 
-def _tells_of_another(error: BaseException) -> bool:
+def _repeats_another(error: BaseException) -> bool:
     """Return whether ``error`` repeats the message of a compiler, an allocator or another process."""
     if isinstance(error, _backend_failed()):
         return False

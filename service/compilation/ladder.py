@@ -2,59 +2,21 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter, itemgetter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 
-import torch
-from torch import Tensor
-
-from service.compilation.detectors import judge
-from service.compilation.host_fault import HostFaultError, raise_host_fault
+from service.compilation.judgement import Result, judge_rehearsal, judge_rung
+from service.compilation.phase_observer import PhaseObserver
 from service.compilation.program import Program
-from service.compilation.ranks.collective_attempt import GroupLostError, Separable, collective_attempt
-from service.compilation.ranks.group import any_rank, gather
-from service.compilation.run.draws import draws_like_eager, precision
-from service.compilation.run.observation import Observation, RungCase
-from service.compilation.run.parity import noise_of, scale_of
-from service.compilation.run.program_run import ProgramRun, build, record_step
-from service.compilation.run.reference import Reference, run_reference, seed
-from service.compilation.run.run_rung import RunPlan, describe, rehearse_rung, run_rung
-from service.compilation.run.sampling import Key, local_part
+from service.compilation.ranks.group import GroupLostError, gather
+from service.compilation.run.observation import RungCase
+from service.compilation.run.run_plan import RunPlan
 from service.compilation.rungs import REHEARSAL, Rung
-from service.compilation.torch_internals.caches import empty_caches
-from service.compilation.torch_internals.text import first_line
-from service.compilation.torch_internals.toolchain import Toolchain
-from service.compilation.verdicts import Finding, Verdict, worst
+from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Phase
 
-GRADIENT = "gradient"
 GOES_ON = frozenset({"pass", "not_applicable", "timeout"})
 """The verdicts after which the next rung is tried."""
-RESULTS = frozenset({"loss", "output", GRADIENT})
-_ERROR: Callable[[Observation], str] = attrgetter("error")
-_TRIALS = 16
-"""Parameters that are not told apart after so many runs count as affecting losses."""
-_MOVED = 0.25
-"""The distance by which a parameter is moved, relative to its size."""
-_BEYOND = 4.0
-"""The multiple of the difference between two eager runs that shows an influence."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One rung in one phase, judged. ``observation`` is this rank's own; verdict and findings are all ranks'.
-
-    ``observation`` is ``None`` for a rung that was not reached or does not apply; then ``findings`` says why.
-    CUDA graphs that do not apply have a ``rehearsal``, and ``findings`` has its objections to them.
-    """
-
-    case: RungCase
-    verdict: Verdict
-    findings: tuple[Finding, ...]
-    observation: Observation | None = None
-    rehearsal: Observation | None = None
 
 
 def climb(
@@ -91,7 +53,7 @@ def _climb_phase(
     """Yield the results of a phase, before ``later`` rungs of others. ``lost`` says why the other ranks are gone, empty
     while they are there; return its new value.
     """
-    look: Callable[[RungCase, RunPlan], Observation] | None = None
+    observer: PhaseObserver | None = None
     blocked = lost
     for left, case in zip(range(later + len(cases), later, -1), cases, strict=True):
         if not blocked and any(gather(should_stop())):
@@ -100,13 +62,9 @@ def _climb_phase(
             yield Result(case, "not_reached", (Finding("not_reached", blocked),))
             continue
         try:
-            look = look or _observer(program, case.phase, plan)
+            observer = observer or PhaseObserver.of(program, case.phase, plan)
             begins(case)
-            limited = replace(plan, limit_s=plan.share.seconds(left))
-            if case.rung.cuda_graphs and program.device.type != "cuda":
-                yield _not_applicable(look(RungCase(REHEARSAL, case.phase), limited), case, program)
-                continue
-            result = _limited(_judged(look(case, limited)))
+            result = _climb_rung(observer, case, replace(plan, limit_s=plan.share.seconds(left)))
         except GroupLostError as error:
             lost = f"the ranks lost each other at {case.rung.name} of {case.phase}"
             result = Result(case, "fail_error", error.findings)
@@ -116,212 +74,8 @@ def _climb_phase(
     return lost
 
 
-def _limited(result: Result) -> Result:
-    """Return the result as not applicable if all its faults come from a limit of this rung alone, on every rank."""
-    limits = gather(result.observation.own_limit if result.observation else "")
-    if result.verdict != "fail_parity" or any(each.verdict != "fail_parity" for each in result.findings):
-        return result
-    found = gather(any(not each.passed for each in (result.observation.comparisons if result.observation else ())))
-    if not all(limit for limit, wrong in zip(limits, found, strict=True) if wrong):
-        return result
-    reason = next(limit for limit in limits if limit)
-    return replace(result, verdict="not_applicable", findings=(Finding("not_applicable", reason), *result.findings))
-
-
-def _not_applicable(seen: Observation, case: RungCase, program: Program) -> Result:
-    """Judge a rehearsal of CUDA graphs without a CUDA device, which shows some of their faults."""
-    message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
-    rehearsed = _judged(seen)
-    found = (replace(each, message=f"rehearsed without CUDA: {each.message}") for each in rehearsed.findings)
-    findings = (Finding("not_applicable", message), *found)
-    return Result(case, "not_applicable", findings, rehearsal=rehearsed.observation)
-
-
-def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCase, RunPlan], Observation]:
-    """Return the function that observes a rung of this phase; a model that does not even run uncompiled fails every
-    one.
-
-    If the reference failed on any rank, none may enter the collectives of a run.
-    """
-    reference, problem = collective_attempt(lambda: _reference(program, phase, plan), itemgetter(1))
-    problem = next((each for each in gather(problem) if each), "")
-    if reference is None or problem:
-        return lambda case, _: Observation(case, error=problem)
-    known = replace(reference, unused=_unused(program, reference))
-    return lambda case, limited: _looked_at(program, case, known, limited)
-
-
-def _without_influence(
-    program: Program, reference: Reference, names: Collection[str], on_any: Callable[[bool], bool]
-) -> frozenset[str]:
-    """Return those of ``names``, parameters without a gradient in any iteration of training, that affect no
-    loss and no gradient of another parameter.
-
-    Each is moved, uncompiled, and nothing must change. Ranks do it together, with the same names; ``on_any`` returns
-    whether a condition of this rank holds on any rank.
-    """
-    search = _Halving(build(program, "train"), reference, on_any)
-    return frozenset(names) - search.influential(sorted(names))
-
-
-@dataclass
-class _Halving:
-    program_run: ProgramRun
-    reference: Reference
-    on_any: Callable[[bool], bool]
-    trials: int = field(default=0, init=False)
-
-    def influential(self, names: Sequence[str]) -> frozenset[str]:
-        """Return the parameters that affect a result, found by bisection."""
-        found: set[str] = set()
-        pending = [list(names)] if names else []
-        while pending:
-            group = pending.pop()
-            if self.trials < _TRIALS and not self._moves(group):
-                continue
-            if len(group) == 1 or self.trials >= _TRIALS:
-                found.update(group)
-                continue
-            pending += [group[: len(group) // 2], group[len(group) // 2 :]]
-        return frozenset(found)
-
-    def _moves(self, group: Sequence[str]) -> bool:
-        """Return whether any result changes with these parameters moved, on any rank."""
-        self.trials += 1
-        program_run, eager = self.program_run.restarted(), self.reference.eager
-        moved = False
-        for iteration in range(len(eager.records)):
-            eager.starts[iteration % len(eager.starts)].restore(program_run)
-            _move({name: program_run.trainable[name] for name in group if name in program_run.trainable})
-            seed(iteration)
-            tensors = record_step(program_run).tensors
-            moved = moved or any(self._differs(key, iteration, value) for key, value in tensors.items())
-        return self.on_any(moved)
-
-    def _differs(self, key: Key, iteration: int, value: Tensor) -> bool:
-        oracle = self.reference.oracles[iteration].get(key)
-        if not key[0].startswith(("loss", "gradient")):
-            return False
-        return oracle is None or noise_of(oracle.eager, value).rms > _BEYOND * oracle.noise.rms
-
-
-def _move(parameters: dict[str, Tensor]) -> None:
-    """Add noise that depends only on the parameter's name."""
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            own = local_part(parameter)
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            noise = torch.randn(own.shape, generator=generator).to(own.device, own.dtype)
-            own.add_(_MOVED * (scale_of(own) or 1.0) * noise)
-
-
-def _unused(program: Program, reference: Reference) -> frozenset[str]:
-    """Return the parameters without a gradient that affect no loss; none if that cannot be found out."""
-    missing = frozenset[str]().union(*gather(reference.eager.missing))
-    if not missing:
-        return missing
-
-    def looked_for() -> tuple[frozenset[str], str]:
-        try:
-            with precision(reference):
-                return _without_influence(program, reference, missing, any_rank), ""
-        except Exception as error:
-            raise_host_fault(error)
-            return frozenset(), describe(error)
-
-    found, problem = collective_attempt(looked_for, itemgetter(1))
-    return frozenset() if any(gather(problem)) else found
-
-
-def _looked_at(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
-    if case.rung.rehearses:
-        return collective_attempt(lambda: rehearse_rung(program, case, reference, plan), _ERROR)
-    problem = _local_trial(program, case)
-    if problem:
-        return Observation(case, error=problem)
-    seen = collective_attempt(lambda: run_rung(program, case, reference, plan), _ERROR)
-    refused = next((each for each in gather(seen.error) if each), "")
-    if not (refused and case.rung.generates_code and any_rank(draws_like_eager(case.rung, reference))):
-        return seen
-    return collective_attempt(lambda: run_rung(program, case, reference, plan, refused), _ERROR)
-
-
-def _local_trial(program: Program, case: RungCase) -> str:
-    """Return the faults of any rank when each ran its own modules compiled; empty if there are none.
-
-    Nothing is tried for a program that every rank runs whole: a fault of the compiler then shows on all of them.
-    """
-    if not isinstance(program, Separable):
-        return ""
-    own = collective_attempt(lambda: _problem(program, program, case), str)
-    problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(gather(own)) if problem]
-    return "; ".join(problems)
-
-
-def _problem(program: Program, separable: Separable, case: RungCase) -> str:
-    with empty_caches():
-        try:
-            program_run = build(program, case.phase, case.rung)
-            separable.alone(program_run.parts, program_run.boundary, case.phase)
-        except Exception as error:
-            raise_host_fault(error)
-            return f"{type(error).__name__}: {first_line(str(error))}"
-    return ""
-
-
-def _reference(program: Program, phase: Phase, plan: RunPlan) -> tuple[Reference | None, str]:
-    """Return the uncompiled runs, or their error."""
-    try:
-        return run_reference(program, phase, plan.iterations, any_rank, plan.tells), ""
-    except Exception as error:
-        raise_host_fault(error)
-        return None, f"the uncompiled model does not run: {describe(error)}"
-
-
-def _judged(observation: Observation) -> Result:
-    if observation.given_up:
-        return Result(observation.case, "timeout", (Finding("timeout", observation.given_up),))
-    findings = _merge(gather((*judge(observation), *_nothing_compared(observation))))
-    return Result(observation.case, worst(finding.verdict for finding in findings), findings, observation)
-
-
-def _nothing_compared(observation: Observation) -> tuple[Finding, ...]:
-    """Return a finding if the ranks' agreement rests on no results at all, or on none of the gradients. Some
-    ranks of a pipeline have no results, so no rank can tell alone.
-    """
-    seen = gather((observation.error, observation.kinds, frozenset(each.kind for each in observation.comparisons)))
-    finite, found = (frozenset[str]().union(*(each[index] for each in seen)) for index in (1, 2))
-    if any(error for error, _, _ in seen) or (finite & RESULTS and GRADIENT not in found - finite):
-        return ()
-    nothing = GRADIENT if finite & RESULTS else "loss, output or gradient"
-    return (Finding("vacuous", f"no {nothing} with a finite number in it was compared with eager's"),)
-
-
-def _merge(per_rank: list[tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """Return every finding once; those of only some ranks name these ranks."""
-    merged: dict[Finding, list[int]] = {}
-    for rank, findings in enumerate(per_rank):
-        for finding in findings:
-            merged.setdefault(finding, []).append(rank)
-    return tuple(_attributed(finding, ranks, len(per_rank)) for finding, ranks in merged.items())
-
-
-def _attributed(finding: Finding, ranks: list[int], world: int) -> Finding:
-    if len(ranks) == world:
-        return finding
-    return Finding(finding.verdict, f"rank {', '.join(map(str, ranks))}: {finding.message}")
-
-
-def warm_toolchain(device: torch.device, rungs: Sequence[Rung], toolchain: Toolchain | None = None) -> float | None:
-    """Return the seconds of the one-off start-up of code generation, which ``toolchain`` may have begun.
-
-    ``None`` if no rung generates code. Raises :class:`HostFaultError` if it does not start: no program can be
-    the cause.
-    """
-    if not any(rung.generates_code for rung in rungs):
-        return None
-    try:
-        return (toolchain or Toolchain(device)).start()
-    except Exception as error:
-        raise_host_fault(error)
-        raise HostFaultError(f"code generation does not start on this host: {describe(error)}") from error
+def _climb_rung(observer: PhaseObserver, case: RungCase, plan: RunPlan) -> Result:
+    """Observe and judge a rung; where CUDA graphs do not apply, their rehearsal."""
+    rehearses = case.rung.cuda_graphs and observer.program.device.type != "cuda"
+    seen = observer.observe(RungCase(REHEARSAL, case.phase) if rehearses else case, plan)
+    return judge_rehearsal(seen, case, observer.program) if rehearses else judge_rung(seen)

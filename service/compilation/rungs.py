@@ -14,23 +14,23 @@ Backend = str | Callable[..., Any]
 
 @dataclass(frozen=True)
 class Rung:
-    """One way of compiling, tried only after the previous one passed.
-
-    ``backend`` and ``mode`` are a job's arguments of ``torch.compile``. ``compiles_backward``: a training step must
-    run a compiled backward graph. ``generates_code``: the rung writes kernels, so its caches and the toolchain
-    matter. ``decomposes``: operators are made of others, which may draw other random numbers of the same
-    distribution. ``cuda_graphs``: it must capture and replay CUDA graphs; without a CUDA device the rung is not
-    applicable. ``rehearses``: it stands in for CUDA graphs on such a device.
-    """
+    """One way of compiling, tried only after the previous one passed."""
 
     name: str
     backend: Backend
+    """A job's argument of ``torch.compile``."""
     compiles_backward: bool = True
+    """Whether a training step must run a compiled backward graph."""
     generates_code: bool = False
+    """Whether it writes kernels, so that its caches and the toolchain matter."""
     decomposes: bool = False
+    """Whether operators are made of others, which may draw other random numbers of the same distribution."""
     mode: str | None = None
+    """A job's argument of ``torch.compile``."""
     cuda_graphs: bool = False
+    """Whether it must capture and replay CUDA graphs; without a CUDA device it is not applicable."""
     rehearses: bool = False
+    """Whether it stands in for CUDA graphs on such a device."""
 
     @property
     def overwrites(self) -> bool:
@@ -58,7 +58,7 @@ LADDER: tuple[Rung, ...] = (
     _rung("reduce-overhead", generates_code=True),
 )
 REHEARSAL = Rung("rehearsal", "eager", rehearses=True)
-"""A rung with a backend of its own in every run (``torch_internals.replays``)."""
+"""A rung with a backend of its own in every run (``instruments.replays``)."""
 RUNGS: Mapping[str, Rung] = MappingProxyType({rung.name: rung for rung in LADDER})
 
 

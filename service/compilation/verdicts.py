@@ -12,6 +12,7 @@ Verdict = Literal[
     "not_reached",
     "timeout",
     "unstable",
+    "fail_break",
     "fail_parity",
     "frozen",
     "vacuous",

@@ -8,11 +8,12 @@ import json
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from service.formats.archive import CONFIG, read_shapes, read_text
+from service.jobs.spec.arithmetic import DTYPES, DtypeName
 from service.jobs.spec.families import TransformerConfig
 
 FIELDS = {
@@ -99,7 +100,6 @@ last, which their library looks for beside the scaling, and takes for ``max_posi
 _ORIGINAL = SCALING["original_sequence"]
 _OF_ROPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 """Fields of any type of rotary positions."""
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 class LlamaError(ValueError):
@@ -242,7 +242,7 @@ def _read_scaling(rope: Mapping[str, Any], original: Any, longest: Any) -> dict[
     return {own: whole[theirs] for own, theirs in SCALING.items()}
 
 
-def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"]) -> dict[str, Any]:
+def write_config(config: TransformerConfig, dtype: DtypeName) -> dict[str, Any]:
     """Return a ``config.json`` for ``LlamaForCausalLM``, or with biases for ``Qwen2ForCausalLM``."""
     scaling = config.rope_scaling and {SCALING[own]: value for own, value in config.rope_scaling.model_dump().items()}
     own = config.model_dump() | {"kv_heads": config.key_value_heads, "ffn_dim": config.feed_forward_dim}

@@ -122,29 +122,33 @@ def apply_compile(
 
 def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str | None = None) -> None:
     """Compile this module in place, as a whole; under FSDP2, CUDA graphs must cope with parameters that move."""
-    moving = isinstance(unit, FSDPModule) and (backend, mode) == ("inductor", _REDUCE_OVERHEAD)
-    backend = copying_inductor if moving else backend
-    if _is_skipped(unit):
-        unit._compiled_call_impl = torch.compile(_within_a_frame(unit), backend=backend, mode=mode)
-    else:
+    sharded = isinstance(unit, FSDPModule)
+    if sharded and (backend, mode) == ("inductor", _REDUCE_OVERHEAD):
+        backend = copying_inductor
+    if not _is_skipped(unit):
         unit.compile(backend=backend, mode=mode)
+        return
+    call: Callable[..., Any] = internal_of(unit, "torch.nn.Module._call_impl")
+    if sharded:  # its hooks gather parameters, outside of any graph
+        unit.forward = torch.compile(_within_a_frame(unit.forward), backend=backend, mode=mode)
+        unit._compiled_call_impl = call
+    else:
+        unit._compiled_call_impl = torch.compile(_within_a_frame(call), backend=backend, mode=mode)
 
 
 def _is_skipped(unit: nn.Module) -> bool:
     """Return whether Dynamo would compile no frame of this module's call, as for a bare ``Sequential``: it skips the
-    files of ``torch.nn`` itself. Hooks of FSDP2 must stay outside of graphs.
+    files of ``torch.nn`` itself.
     """
     skips = internal("torch._dynamo.trace_rules.check")  # brings Dynamo, which only what compiles needs
-    return bool(skips(unit.forward)) and not isinstance(unit, FSDPModule)
+    return bool(skips(unit.forward))
 
 
-def _within_a_frame(unit: nn.Module) -> Callable[..., Any]:
-    """Return the module's call within a frame that Dynamo compiles, as ``torch.compile(module)`` has one.
+def _within_a_frame(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a module's call within a frame that Dynamo compiles, as ``torch.compile(module)`` has one.
 
     Its code is a copy: all modules that share code also share its limit of recompilations.
     """
-
-    call: Callable[..., Any] = internal_of(unit, "torch.nn.Module._call_impl")
 
     def framed(*arguments: Any, **named: Any) -> Any:
         return call(*arguments, **named)

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from service.jobs.checkpoints import WEIGHTS, finished
-from service.jobs.layout import JobPaths
+from service.jobs.files import WEIGHTS, JobPaths, finished
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
 from service.models.registry import FamilyConfig

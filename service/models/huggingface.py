@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,11 +15,12 @@ from torch import Tensor
 
 from service.formats.archive import CONFIG, INDEX, unpack, unwrapped, weight_files
 from service.formats.llama import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, read_config, their_names, write_config
-from service.jobs.atomic import atomic_draft
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout, atomic_draft
+from service.jobs.spec.arithmetic import DtypeName
 from service.jobs.spec.families import TransformerConfig
 from service.models.full_weights import WeightsError
 from service.parallel.distributed import build_once
+from service.parallel.fsdp import torch_dtype
 
 __all__ = ["load", "write"]
 
@@ -83,22 +83,21 @@ def _without_second_table(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 SHARD_BYTES = 5 * 10**9
 """Size of a file from which their library starts the next."""
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def write(
     folder: Path,
     config: TransformerConfig,
     weights: Mapping[str, Tensor],
-    dtype: Literal["fp32", "bf16"],
+    dtype: DtypeName,
     tokenizer: Path | None = None,
 ) -> None:
     """Write ``config.json`` and safetensors files; ``folder`` appears complete or not at all, in place of an old one.
 
     A table that embedding and head share is written once. ``tokenizer`` is a ``tokenizer.json`` that goes with them.
     """
-    names = their_names(config)
-    tensors = {theirs: weights[ours].to(TYPES[dtype]).contiguous() for ours, theirs in names.items()}
+    names, wanted = their_names(config), torch_dtype(dtype)
+    tensors = {theirs: weights[ours].to(wanted).contiguous() for ours, theirs in names.items()}
     with atomic_draft(folder) as draft:
         draft.mkdir(parents=True)
         (draft / CONFIG).write_text(json.dumps(write_config(config, dtype), indent=2) + "\n")

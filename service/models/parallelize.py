@@ -28,7 +28,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from service.jobs.plugins.catalogue import HOUSE
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec, is_sharded
-from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
+from service.jobs.spec.common import PARALLEL_DIMENSIONS, ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import ModelConfig

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from service.formats.weights import WeightsFileError, check_foreign, names_of, shapes_of
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
 from service.models.full_weights import Weights, WeightsError, trained

@@ -26,10 +26,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from service.jobs import rendezvous_folder
-from service.jobs.atomic import flush
-from service.jobs.cache import used
-from service.jobs.rendezvous_folder import RendezvousError
+from service.jobs.files import flush, used
+from service.jobs.runtime import RendezvousError, rendezvous_folder
 from service.torch_internals.table import internal
 
 # CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.

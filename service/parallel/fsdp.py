@@ -10,12 +10,16 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from service.jobs.spec.arithmetic import PrecisionSpec
+from service.jobs.spec.arithmetic import DTYPES, DtypeName, PrecisionSpec
 from service.jobs.spec.train import ShardingSpec
 from service.parallel.mesh import Mesh
 from service.torch_internals.table import internal_of
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+def torch_dtype(name: DtypeName) -> torch.dtype:
+    """Return torch's type of the name that a spec has for it."""
+    dtype: torch.dtype = getattr(torch, DTYPES[name])
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,9 @@ class Precision:
 
     @staticmethod
     def from_spec(spec: PrecisionSpec) -> Precision:
-        param = DTYPES[spec.param]
+        param = torch_dtype(spec.param)
         own = param is torch.float32
-        return Precision(None if own else param, None if own and spec.reduce == "fp32" else DTYPES[spec.reduce])
+        return Precision(None if own else param, None if own and spec.reduce == "fp32" else torch_dtype(spec.reduce))
 
 
 def apply_fsdp(

@@ -12,7 +12,7 @@ from itertools import product
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
+from service.jobs.spec.common import PARALLEL_DIMENSIONS, ParallelSpec
 
 
 class MeshError(ValueError):

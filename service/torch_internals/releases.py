@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 TRIED = ("2.11", "2.13", "2.14")
-"""The releases of torch on which the tests ran, as docs/deploy.md says in full: a row there for each one here."""
+"""The releases of torch on which the tests ran, as docs/run/deploy.md says in full: a row there for each one here."""
 
 
 def release_of(version: str) -> tuple[int, int]:

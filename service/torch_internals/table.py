@@ -124,6 +124,7 @@ INTERNALS: Mapping[str, Internal] = {
     "torch.overrides._push_mode": Internal("watch a program's eager calls"),
     "torch.profiler.profile.profiler": Internal("read a profile without its processing for display"),
     "torch.utils._python_dispatch.TorchDispatchMode": Internal("compute what TF32 would give"),
+    "torch.utils._python_dispatch._disable_current_modes": Internal("keep a watch over a program from watching itself"),
     "torch.utils.checkpoint.CheckpointFunction": Internal("see whether a program recomputes activations"),
     "torch.utils.checkpoint._CheckpointFrame": Internal("see whether a program recomputes activations"),
     # Groups, sharding and launching

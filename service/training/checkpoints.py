@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import Optimizer
 
 from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.parallel.tensor.placement import global_parameters, global_rows
+from service.training.optimizers import OPTIMIZERS
 from service.training.setup import Training
 
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 PassOver = Callable[[Checkpoint, str], None]
 """Is told of a damaged checkpoint, and what is wrong with it."""
 
@@ -32,7 +32,8 @@ class Checkpoints:
 
     def __init__(self, training: Training, tell: Callable[[Checkpoint], None]) -> None:
         self._training = training
-        self._rows = _training_rows(training.stages.values())
+        self._optimizer = OPTIMIZERS[training.spec.optimizer.name]
+        self._rows = _training_rows(training.stages.values(), self._optimizer.moments)
         choice = training.spec.checkpoint
         kind = BackgroundSaver if choice.async_ else DirectSaver
         self.saver: Saver = kind(training.context.paths.checkpoints, choice.keep, self._rows, tell)
@@ -45,7 +46,7 @@ class Checkpoints:
         training = self._training
         own = newest_checkpoint(training.context.paths.checkpoints, training.device, pass_over=self._discard)
         newest = own or self._of_resumed_job()
-        _prime(training.optimizer, newest.step if newest else 0)
+        self._optimizer.prime(training.optimizer, newest.step if newest else 0)
         self.saver.expect(self._state())
         self._say_what_is_not_whole(training.context.paths.checkpoints, own)
         if newest is None:
@@ -94,7 +95,8 @@ class Checkpoints:
         self.saved_step = step
 
     def _state(self) -> dict[str, Tensor]:
-        return _training_tensors(self._training.stages.values(), self._training.optimizer)
+        training = self._training
+        return _training_tensors(training.stages.values(), training.optimizer, self._optimizer.moments)
 
 
 def newest_checkpoint(
@@ -156,33 +158,18 @@ def model_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor]:
     return {f"{MODEL_PREFIX}{name}": parameter.detach() for name, parameter in _named_parameters(modules)}
 
 
-def _training_tensors(modules: Iterable[nn.Module], optimizer: AdamW) -> dict[str, Tensor]:
-    """Return the model and AdamW moments, as views: loading into them restores the run.
-
-    AdamW's step count isn't among them. It is the same for every parameter, so the checkpoint's step says it
-    (see :func:`_prime`).
-    """
+def _training_tensors(modules: Iterable[nn.Module], optimizer: Optimizer, moments: Sequence[str]) -> dict[str, Tensor]:
+    """Return the model and the optimizer's moments, as views: loading into them restores the run."""
     modules = list(modules)
-    moments = {
+    return model_tensors(modules) | {
         f"{_OPTIMIZER_PREFIX}{moment}.{name}": optimizer.state[parameter][moment]
         for name, parameter in _named_parameters(modules)
-        for moment in _MOMENTS
+        for moment in moments
     }
-    return model_tensors(modules) | moments
 
 
-def _training_rows(modules: Iterable[nn.Module]) -> dict[str, int]:
+def _training_rows(modules: Iterable[nn.Module], moments: Sequence[str]) -> dict[str, int]:
     """Return, by the same names, the rows without padding of each padded tensor."""
     known = {name: rows for module in modules for name, rows in global_rows(module).items()}
-    moments = {f"{_OPTIMIZER_PREFIX}{moment}.{name}": rows for name, rows in known.items() for moment in _MOMENTS}
-    return {f"{MODEL_PREFIX}{name}": rows for name, rows in known.items()} | moments
-
-
-def _prime(optimizer: AdamW, step: int) -> None:
-    """Give AdamW the state that it would have created by ``step``, so that a checkpoint can be loaded into it."""
-    on_device = bool(optimizer.defaults["fused"] or optimizer.defaults["capturable"])
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            count = torch.tensor(float(step), device=parameter.device if on_device else "cpu")
-            zeros = {moment: torch.zeros_like(parameter) for moment in _MOMENTS}
-            optimizer.state[parameter] = {"step": count, **zeros}
+    of_moments = {f"{_OPTIMIZER_PREFIX}{moment}.{name}": rows for name, rows in known.items() for moment in moments}
+    return {f"{MODEL_PREFIX}{name}": rows for name, rows in known.items()} | of_moments

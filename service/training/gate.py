@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RefusedError, RunContext
+from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
-from service.jobs.spec.train import CompileChoice, TrainSpec
+from service.jobs.spec.train import TrainSpec
 from service.models import build
 from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, compiles_blocks, load_portable
 from service.models.parallelize import Fingerprint, ModelRecipe, difference, fingerprint
@@ -59,16 +60,16 @@ def allowed_modes(
     phases: list[Phase] = [phase for phase in ("train", "inference") if getattr(choice, phase)]
     if not phases or choice.gate is None:
         return {}
-    gate = _read(data.job(choice.gate).artifacts / "report.json", choice.gate)
+    gate = _read_gate(data.job(choice.gate).artifacts / "report.json", choice.gate)
     _check_fingerprint(gate, accepted, choice.gate)
-    modes = {phase: _mode(gate, phase, choice.gate) for phase in phases}
-    if COMPILE_MODES[lowest(modes)].cuda_graphs:
-        _check_pattern(gate, micro_batches, choice.gate)
-        _check_order(gate, stages, choice.gate)
+    modes = {phase: _mode_of_phase(gate, phase, choice.gate) for phase in phases}
+    if COMPILE_MODES[lowest_mode(modes)].cuda_graphs:
+        _check_micro_batches(gate, micro_batches, choice.gate)
+        _check_stages(gate, stages, choice.gate)
     return modes
 
 
-def lowest(modes: Mapping[Phase, str]) -> str:
+def lowest_mode(modes: Mapping[Phase, str]) -> str:
     """Return the lower mode for all phases: a passed rung implies that those below it passed."""
     return min(modes.values(), key=MODES.index)
 
@@ -80,7 +81,7 @@ def load_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunC
     code = f"rank {context.rank}: compiled code of {choice.gate}"
     caches = portable_caches(choice, modes, context.data, context.rank, context.gate_artifacts)
     if not caches:
-        mode = lowest(modes)
+        mode = lowest_mode(modes)
         context.report.log(
             f"{code} not usable: none was kept for this rank in {mode} by a job of the same owner, or it was changed"
         )
@@ -98,13 +99,13 @@ def portable_caches(
     """
     if choice.gate is None or not modes:
         return []
-    names = [f"{COMPILE_CACHE}/{cache_file(phase, lowest(modes), rank)}" for phase in modes]
+    names = [f"{COMPILE_CACHE}/{cache_file(phase, lowest_mode(modes), rank)}" for phase in modes]
     folder = data.job(choice.gate).artifacts
     contents = {name: (folder / name).read_bytes() for name in names if name in digests and (folder / name).exists()}
     return [content for name, content in contents.items() if hashlib.sha256(content).hexdigest() == digests[name]]
 
 
-def _read(path: Path, job: str) -> Mapping[str, Any]:
+def _read_gate(path: Path, job: str) -> Mapping[str, Any]:
     try:
         gate = json.loads(path.read_bytes())["gate"]
     except OSError as error:
@@ -126,7 +127,7 @@ def _check_fingerprint(gate: Mapping[str, Any], accepted: Sequence[Fingerprint],
         raise GateError(f"compile.gate: {job} was run for another configuration: {fields}")
 
 
-def _check_pattern(gate: Mapping[str, Any], micro_batches: int, job: str) -> None:
+def _check_micro_batches(gate: Mapping[str, Any], micro_batches: int, job: str) -> None:
     """Raise :class:`GateError` for another pattern of forwards: it decides what CUDA graphs overwrite."""
     checked = gate.get("micro_batches", 1)
     if (checked > 1) != (micro_batches > 1):
@@ -136,9 +137,11 @@ def _check_pattern(gate: Mapping[str, Any], micro_batches: int, job: str) -> Non
         )
 
 
-def _check_order(gate: Mapping[str, Any], stages: int, job: str) -> None:
-    """Raise :class:`GateError` for stages whose gate saw a model in one piece, where nothing runs between a forward and
-    its backward; in a pipeline other forwards do.
+def _check_stages(gate: Mapping[str, Any], stages: int, job: str) -> None:
+    """Raise :class:`GateError` for ``stages`` of a pipeline whose gate was written for the model in one piece.
+
+    There each backward follows its forward at once. In a pipeline other forwards run in between, and a CUDA graph's
+    replay may overwrite what a backward still needs.
     """
     if stages > 1 and gate["fingerprint"].get("parallel.pp", 1) == 1:
         raise GateError(
@@ -147,7 +150,7 @@ def _check_order(gate: Mapping[str, Any], stages: int, job: str) -> None:
         )
 
 
-def _mode(gate: Mapping[str, Any], phase: Phase, job: str) -> str:
+def _mode_of_phase(gate: Mapping[str, Any], phase: Phase, job: str) -> str:
     rung = gate.get(phase)
     if rung not in MODES:
         why = f" ({gate['closed']})" if gate.get("closed") else ""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW
+from torch.optim import Optimizer
 
 from service.parallel import collectives
 from service.torch_internals.table import internal
@@ -117,7 +117,7 @@ class TiedStages:
                 other.copy_(own.add_(other))
 
     @torch.no_grad()
-    def take_up(self, optimizer: AdamW) -> None:
+    def take_up(self, optimizer: Optimizer) -> None:
         """Copy loaded originals and their moments into the copies of a rank that has both: only originals are
         loaded.
         """

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.jobs import plain_tables
-from service.jobs.atomic import atomic_write, set_aside
+from service.jobs.files import atomic_write, set_aside
+from service.jobs.runtime import plain_tables
 
 Row = dict[str, float]
 _LOSS, _EVALUATION = "loss", "eval_"

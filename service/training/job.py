@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from service.jobs.atomic import atomic_draft, atomic_write
+from service.jobs.files import atomic_draft, atomic_write
 from service.jobs.runtime import ENDING, Completion, RunContext
+from service.jobs.spec.arithmetic import DtypeName
 from service.jobs.spec.data import FileTokens
 from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.train import TrainSpec
@@ -80,9 +81,7 @@ def _publish(training: Training, loop: Loop) -> None:
         report.artifact(kept.path)
 
 
-def _export_huggingface(
-    weights: Path, config: FamilyConfig, dtype: Literal["fp32", "bf16"], tokenizer: Path | None = None
-) -> Path:
+def _export_huggingface(weights: Path, config: FamilyConfig, dtype: DtypeName, tokenizer: Path | None = None) -> Path:
     """Write the folder ``huggingface`` from, and beside, ``model.safetensors``; see :func:`huggingface.write`."""
     folder = weights.with_name("huggingface")
     if not isinstance(config, TransformerConfig):

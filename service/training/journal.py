@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from service.jobs.checkpoints import FILES, Checkpoint
+from service.jobs.files import FILES, Checkpoint
 from service.jobs.spec.data import FileArrays, FileTokens
 from service.models.data import Samples
 from service.training.setup import Training

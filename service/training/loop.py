@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.compiler import set_stance
 
+from service.jobs.runtime import Stopwatch
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.train import ScheduleSpec
-from service.jobs.stopwatch import Stopwatch
 from service.models.data import open_feed
 from service.models.plain import PlainModel
 from service.parallel import checkpoint

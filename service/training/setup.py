@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import Optimizer
 
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
@@ -30,9 +30,10 @@ from service.parallel.tensor.placement import tied_names
 from service.schedules import generator
 from service.schedules.schedule import Schedule
 from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, build_engine
-from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest
+from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest_mode
 from service.training.gradients import TiedStages
 from service.training.objective import Objective, ObjectiveContext, objective_for
+from service.training.optimizers import OPTIMIZERS
 
 _AUDIT_EVERY = 500
 """Steps between two audits for results held over a replay; an audit takes 0.1 s or more."""
@@ -75,7 +76,7 @@ class Training:
     tied: TiedStages
     boundary: StepBoundary
     engine: Engine
-    optimizer: AdamW
+    optimizer: Optimizer
     compile_modes: dict[Phase, str]
     parameters: int
     origin: Mapping[str, Any]
@@ -158,7 +159,7 @@ def assemble(
         tied=_find_tied(stages, schedule, mesh),
         boundary=boundary,
         engine=engine,
-        optimizer=_build_optimizer(stages.values(), spec, device),
+        optimizer=OPTIMIZERS[spec.optimizer.name].build(stages.values(), spec.optimizer, device),
         compile_modes=inputs.compile_modes,
         parameters=sum(parameter.numel() for parameter in build(inputs.config, device="meta").parameters()),
         origin={
@@ -200,7 +201,7 @@ def _build_stages(
         if inputs.weights is not None and spec.resume is None:
             load_into(stage, inputs.weights)
         objective.adapt(stage, part)
-        compile_mode = COMPILE_MODES[lowest(modes)] if modes else None
+        compile_mode = COMPILE_MODES[lowest_mode(modes)] if modes else None
         parallelize(stage, recipe, mesh, units=objective.units(stage), compile_mode=compile_mode)
         stages[part.stage] = stage
     return stages
@@ -226,18 +227,6 @@ def _build_boundary(
     replayed = any(COMPILE_MODES[mode].cuda_graphs for mode in compile_modes.values())
     modules = {f"stage {number}": stage for number, stage in stages.items()}
     return StepBoundary(modules, audit_every=_AUDIT_EVERY if replayed else 0, on_held=report_held)
-
-
-def _build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch.device) -> AdamW:
-    """Build AdamW: one kernel for all parameters on CUDA, one call per operation elsewhere."""
-    return AdamW(
-        [parameter for stage in stages for parameter in stage.parameters()],
-        lr=spec.optimizer.lr,
-        betas=spec.optimizer.betas,
-        eps=spec.optimizer.eps,
-        weight_decay=spec.optimizer.weight_decay,
-        **{"fused" if device.type == "cuda" else "foreach": True},
-    )
 
 
 def _find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh: Mesh) -> TiedStages:

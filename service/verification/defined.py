@@ -6,6 +6,7 @@ Bounds hold for real numbers: where there is none they say nothing, and what rea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,11 +15,16 @@ from service.bounds.finite import OwnArithmetic, undefined_nodes
 from service.bounds.graph import TESTS
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, IBP, Method
+from service.bounds.rounding import magnitude
 from service.verification.bab.specification import Specification
+from service.verification.engine import NetworkEngine
+from service.verification.engine.base import PLAIN_DOUBLE
 from service.verification.task import Task
 
 MOST_BOXES, MOST_NUMBERS = 1024, 2**24
 """Most parts into which boxes are cut, and most numbers of all values in those that are bounded at once."""
+NARROWEST = 2.0**-24
+"""The width of a box, as a share of the largest number of all, below which it is not cut: rounding would decide."""
 FEW = 8
 """Boxes that are bounded by linear functions before they are cut."""
 
@@ -27,39 +33,60 @@ def undefined_in(task: Task, specified: Sequence[Specification]) -> str | None:
     """Return in words the first node that may have no value somewhere in the boxes, of a model that this rank has
     whole.
     """
-    at_once = max(1, min(MOST_BOXES, MOST_NUMBERS // task.engine.entries))
-    boxes = [each.box(task.like.dtype) for each in specified[: at_once + 1]]
-    left = Interval(torch.cat([each.lower for each in boxes]), torch.cat([each.upper for each in boxes]))
-    if len(specified) > at_once:
-        left = Interval(
-            torch.stack([each.lower for each in specified]).amin(dim=0, keepdim=True).to(left.lower),
-            torch.stack([each.upper for each in specified]).amax(dim=0, keepdim=True).to(left.lower),
+    boxes = [each.box(torch.float64) for each in specified[: _at_once(task) + 1]]
+    whole = Interval(torch.cat([each.lower for each in boxes]), torch.cat([each.upper for each in boxes]))
+    if len(specified) > _at_once(task):
+        whole = Interval(
+            torch.stack([each.lower for each in specified]).amin(dim=0, keepdim=True).to(whole.lower),
+            torch.stack([each.upper for each in specified]).amax(dim=0, keepdim=True).to(whole.lower),
         )
-    left = left.map(lambda end: end.to(task.device))
-    found, method = _undefined(task, IBP, left), IBP
+    return undefined_within(task, whole)
+
+
+def undefined_within(task: Task, boxes: Interval) -> str | None:
+    """Return the same of boxes ``(n, features)``.
+
+    It is bounded in float64, in which rounding is far less than how far a box of this size is from a domain's end.
+    """
+    left, at_once = boxes.map(lambda end: end.to(task.device, torch.float64)), _at_once(task)
+    size, engine = magnitude(left).amax(), _in_double(task)
+    found = _undefined(task, engine, IBP, left)
     done = len(left.lower)
     while found:
         left = _those(left, torch.stack(list(found.values())).any(dim=0))
-        if method is IBP and len(left.lower) <= FEW and done <= MOST_BOXES // 2:
-            if not (found := _undefined(task, CROWN, left)):
+        if len(left.lower) <= FEW and done <= MOST_BOXES // 2:
+            if not (found := _undefined(task, engine, CROWN, left)):
                 return None
             left = _those(left, torch.stack(list(found.values())).any(dim=0))
         left = _halves(left)
         done += len(left.lower)
-        if done > MOST_BOXES or len(left.lower) > at_once:
+        if done > MOST_BOXES or len(left.lower) > at_once or bool((left.width.amax(dim=1) <= NARROWEST * size).any()):
             graph = task.engine.network.graph
             node = graph.by_name[next(iter(found))]
             return f"{(node.source or node.name)!r} ({node.operator})"
-        found = _undefined(task, IBP, left)
+        found = _undefined(task, engine, IBP, left)
     return None
+
+
+def _at_once(task: Task) -> int:
+    """Return the most boxes that are bounded at once."""
+    return max(1, min(MOST_BOXES, MOST_NUMBERS // task.engine.entries))
+
+
+OF_A_MESH = (
+    "; a question whether a value is a number (IsNaN, IsInf) is settled only where a rank has the whole model: "
+    "parallel.tp and parallel.pp of 1 may decide this"
+)
 
 
 def open_tests(task: Task, instance: int) -> str:
     """Return in words the first test whether a value is a number that the bounds of a whole box leave open; empty if
-    there is none.
+    there is none. All ranks that bound the instance call it: if each has a part of the model, all tests are open.
     """
     graph = task.engine.network.graph
     tests = [node for node in graph.nodes if node.operator in TESTS]
+    if not task.engine.is_alone:
+        return OF_A_MESH if task.engine.anywhere(bool(tests)) else ""
     if not tests:
         return ""
     box, own = task.engine.shaped(task.asked.batch([instance], task.like).box), OwnArithmetic(graph)
@@ -69,10 +96,16 @@ def open_tests(task: Task, instance: int) -> str:
     return ""
 
 
-def _undefined(task: Task, method: Method, boxes: Interval) -> Mapping[str, Tensor]:
-    graph = task.engine.network.graph
-    analysis = task.engine.analyse(method, boxes, task.options)
-    return undefined_nodes(graph, task.engine.shaped(boxes), analysis.inputs, torch.finfo(task.own_type).max)
+def _in_double(task: Task) -> NetworkEngine:
+    network = task.engine.network
+    return NetworkEngine(
+        replace(network, graph=network.graph.to(task.device, torch.float64)), PLAIN_DOUBLE, task.device
+    )
+
+
+def _undefined(task: Task, engine: NetworkEngine, method: Method, boxes: Interval) -> Mapping[str, Tensor]:
+    analysis = engine.analyse(method, boxes, task.options)
+    return undefined_nodes(engine.network.graph, engine.shaped(boxes), analysis.inputs, torch.finfo(task.own_type).max)
 
 
 def _those(boxes: Interval, chosen: Tensor) -> Interval:

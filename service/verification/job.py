@@ -19,10 +19,9 @@ from service.bounds.memory import is_out_of_memory, keep_freed_memory, keep_work
 from service.bounds.methods import IBP, Bounder, BoundOptions, ProgressMeter
 from service.bounds.methods.repeated import Repeating
 from service.bounds.progress import OutOfTimeError
-from service.jobs.bounds_row import BoundsRow
-from service.jobs.runtime import ENDING, Completion, RunContext
+from service.jobs.events import BoundsRow
+from service.jobs.runtime import ENDING, Completion, RunContext, Stopwatch
 from service.jobs.spec.verify import VerifySpec
-from service.jobs.stopwatch import Stopwatch
 from service.parallel import distributed, early_start
 from service.parallel.collectives import max_over_group, reduce_from_group
 from service.parallel.distributed import peak_memory_gib

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from service.bounds.finite import may_be_undefined
 from service.bounds.graph import UnsupportedModelError
+from service.bounds.interval import Interval
 from service.formats.vnnlib import Query
-from service.jobs.bounds_row import BoundsRow
+from service.jobs.events import BoundsRow
 from service.jobs.runtime import RunContext
-from service.verification.bab.model import CPU
-from service.verification.bab.specification import Specification, specifications
-from service.verification.defined import open_tests, undefined_in
-from service.verification.load.onnx import within
+from service.verification.bab.specification import CPU, Specification, specifications
+from service.verification.defined import open_tests, undefined_in, undefined_within
+from service.verification.load.model_file import within
 from service.verification.task import Task
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 
@@ -56,12 +56,14 @@ class OutsideAttack:
     context: RunContext
 
     def settled(self, row: BoundsRow, limit: float = inf, *, overflows: bool = False) -> BoundsRow:
-        """Return the row, undecided where the model may have no value; ``limit`` are the seconds of the instance, and
-        ``overflows`` says that some bounds of its box are infinite. Raises :class:`WrongBoundsError` where its file
-        refutes it.
+        """Return the row, undecided where the model may have no value, and with a note if its bounds may not hold
+        there; ``limit`` are the seconds of the instance, and ``overflows`` says that some bounds of its box are
+        infinite. Raises :class:`WrongBoundsError` where its file refutes it.
         """
         query = self.task.asked.query(row.instance)
-        if row.verdict in {Verdict.UNKNOWN.value, "timeout"} and self.task.engine.is_alone:
+        if row.verdict != Verdict.VERIFIED.value and row.lower:
+            row = self._noted(row, overflows)
+        if row.verdict in {Verdict.UNKNOWN.value, "timeout"}:
             return replace(row, reason=f"{row.reason or ''}{open_tests(self.task, row.instance)}" or None)
         if row.verdict != Verdict.VERIFIED.value or query is None:
             return row
@@ -94,6 +96,18 @@ class OutsideAttack:
                 raise self._reported(row, x, outputs)
         return row
 
+    def _noted(self, row: BoundsRow, overflows: bool) -> BoundsRow:
+        """Return the row with a note where a value that its output depends on may be no number: what reads it may be
+        a number all the same, and outside of the bounds.
+        """
+        if not self.task.engine.is_alone or not (overflows or self._may_be_undefined):
+            return row
+        box = self.task.asked.batch([row.instance], self.task.like).box
+        if (node := undefined_within(self.task, Interval(box.lower, box.upper))) is None:
+            return row
+        note = f"bounds hold where every value is a number: {node} may have none in the box, or overflow"
+        return replace(row, note="; ".join(each for each in (row.note, note) if each))
+
     def _is_violated(self, specification: Specification, x: Tensor, outputs: Tensor) -> bool:
         """Return whether outputs violate the property by more than rounding in another order changes them."""
         known = self.task.own_type
@@ -118,6 +132,9 @@ class OutsideAttack:
     ) -> Iterator[tuple[Specification, Tensor]]:
         """Yield inputs in the file's own type, each with the part of the query that it is about."""
         count = self.task.spec.budget.replays
+        visited = list(self._visited(every, instance, count // 2))
+        yield from visited
+        count -= len(visited)
         chosen = every[:: max(1, -(-len(every) // count))]
         generator = torch.Generator().manual_seed(instance)
         share = max(1, count // len(chosen))
@@ -128,6 +145,23 @@ class OutsideAttack:
                 x = None if place >= len(drawn) else _in_type(one, drawn[place], self._type_of_inputs)
                 if x is not None:
                     yield one, x
+
+    def _visited(
+        self, every: Sequence[Specification], instance: int, most: int
+    ) -> Iterator[tuple[Specification, Tensor]]:
+        """Yield inputs at which the instance's search came nearest to a counterexample, if this rank is alone: ranks
+        that search together have different ones.
+        """
+        points = self.task.visited.pop(instance, None)
+        if points is None or not self.task.is_alone:
+            return
+        left = points[:most]
+        for one in every:
+            is_inside = ((left >= one.first) & (left <= one.last)).all(dim=1)
+            for x in left[is_inside]:
+                if (found := _in_type(one, x, self._type_of_inputs)) is not None:
+                    yield one, found
+            left = left[~is_inside]
 
     def _guided(self, specification: Specification, most: int, deadline: float) -> Tensor:
         """Return the centre of a box, and the corners to which gradients point, one for each row of outputs; ``most``

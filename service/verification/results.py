@@ -17,9 +17,9 @@ from torch import Tensor
 
 from service.bounds.flat import by_instance
 from service.bounds.network import Network
-from service.jobs import plain_tables
-from service.jobs.atomic import atomic_draft
-from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
+from service.jobs.events import ROW_VERDICTS, BoundsRow
+from service.jobs.files import atomic_draft
+from service.jobs.runtime import plain_tables
 from service.parallel.collectives import reduce_from_group
 from service.parallel.mesh import Mesh
 from service.verification.certify import Outcome

@@ -22,12 +22,12 @@ from service.bounds.graph_module import ExecutableGraph
 from service.bounds.network import prepare
 from service.bounds.progress import OutOfTimeError
 from service.formats.vnnlib import Query
-from service.jobs.bounds_row import BoundsRow
+from service.jobs.events import BoundsRow
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.engine import NetworkEngine
 from service.verification.engine.base import PLAIN_DOUBLE
-from service.verification.load.onnx import within
+from service.verification.load.model_file import within
 from service.verification.search_runner import BY_QUERY
 from service.verification.task import Task, method_of
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict

@@ -19,13 +19,14 @@ from service.bounds.exact_forms import Ends, Plane, keeps_to, may_keep
 from service.bounds.network import Network, prepare
 from service.bounds.progress import OutOfTimeError
 from service.formats.vnnlib import Disjunct, Halfspace, Query, contradict
-from service.jobs.bounds_row import BoundsRow
+from service.jobs.events import BoundsRow
 from service.jobs.runtime import Reporter, RunContext
 from service.jobs.spec.verify import SECONDS, SECONDS_OF_BOUNDS
 from service.parallel.tensor import local_copy
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import DecisionProgress, decide
-from service.verification.bab.model import CPU, ModelUnderVerification
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import CPU
 from service.verification.bab.split_tree import SplitRecord
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.progress import PhaseTimes
@@ -134,6 +135,8 @@ class SearchRunner:
         if decision.domains:
             self._report(row.instance, DecisionProgress(decision.domains, left, decision.bound, decision.seconds))
         found = _found(decision, row)
+        if decision.verdict is Verdict.VERIFIED and decision.visited is not None:
+            self.task.visited[row.instance] = decision.visited
         if decision.verdict is not Verdict.UNKNOWN:
             return replace(found, verdict=decision.verdict.value, reason=None)
         if decision.seconds >= limit and decision.shortage is None:

@@ -33,7 +33,7 @@ from service.verification.results import NonlinearLayer
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
-    from service.bounds.operators.onnx import Array
+    from service.bounds.operators.conversion import Array
 
 FLOATS_PER_VALUE = 8
 """Numbers held for each value of an instance: its bounds, the lines of its relaxation, and temporary values."""
@@ -99,7 +99,8 @@ class Task(Assignment):
     ``module`` is checked for counterexamples, ``engine`` bounds it; a model from ONNX has a ``runtime``, and is
     ``outside``, too, as the user has it. ``layers`` are those of all stages. ``part`` are the instances about this
     model, if there are several models. ``notes`` are lines for the log, ``precision`` is the note of rows about a model
-    in half precision, ``gains`` records the gain of optimisation.
+    in half precision, ``gains`` records the gain of optimisation, and ``visited`` the inputs ``(n, features)`` of a
+    search that has verified an instance.
     """
 
     module: nn.Module
@@ -111,6 +112,7 @@ class Task(Assignment):
     notes: tuple[str, ...] = ()
     precision: str | None = None
     gains: Gains = field(default_factory=Gains)
+    visited: dict[int, Tensor] = field(default_factory=dict)
 
     def is_about(self, instance: int) -> bool:
         """Return whether the instance is about this task's model."""

@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from waiting import eventually
 
 from api.main import create_app
+from service.jobs.accounts import Scope
 from service.jobs.events import Event
-from service.jobs.projects import Scope
 from service.jobs.records import AttemptRef, Conflict, Job, JobError, PartOutcome
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store

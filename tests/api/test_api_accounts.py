@@ -5,7 +5,7 @@ from __future__ import annotations
 from api_world import TRAIN, bearer
 from fastapi.testclient import TestClient
 
-from api.security import SESSION_COOKIE
+from api.callers.security import SESSION_COOKIE
 
 
 def test_an_account_owns_the_jobs_of_all_its_keys(client: TestClient) -> None:

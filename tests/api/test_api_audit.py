@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from service.jobs.audit import verify_chain
+from service.jobs.records.audit import verify_chain
 from service.jobs.store import Store
 from service.jobs.store.audit import REFUSALS_RECORDED
 

@@ -97,7 +97,7 @@ def test_a_dependency_that_ends_between_check_and_write_refuses_the_whole_batch(
         store.jobs.cancel(needed)
         return []
 
-    monkeypatch.setattr("api.checker.Checker.problems", ends_meanwhile)
+    monkeypatch.setattr("api.offload.checker.Checker.problems", ends_meanwhile)
     answer = send(client, TRAIN, {**TRAIN, "after": [needed]})
     assert answer.status_code == 422
     assert [error["path"] for error in answer.json()["errors"]] == ["jobs.1.after.0"]

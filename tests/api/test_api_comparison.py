@@ -8,8 +8,8 @@ import pytest
 from api_world import VERIFY, Keys, Worker, bearer, submit
 from fastapi.testclient import TestClient
 
-from service.jobs.curves import CurveKeeper
-from service.jobs.event_files import rank_file
+from service.jobs.events import rank_file
+from service.jobs.events.curves import CurveKeeper
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 

@@ -28,7 +28,7 @@ from pydantic import SecretStr, ValidationError
 from waiting import eventually
 
 from api.exports.server import token_for
-from service.jobs.embedded import EmbeddedBroker
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import Artifact, AttemptRef
 from service.jobs.settings import Settings
 from service.jobs.store import Store

@@ -11,7 +11,7 @@ import redis as redis_py
 from api_world import Keys, bearer
 from fastapi.testclient import TestClient
 
-from api.security import EXPIRY_HEADER
+from api.callers import EXPIRY_HEADER
 from service.jobs.store import Store
 from service.jobs.store.keyspace import API_KEYS
 

@@ -19,7 +19,7 @@ from service.jobs.settings import Settings
 from service.jobs.store import Store
 from service.jobs.store.keyspace import HOST
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "monitoring.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "run" / "monitoring.md"
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 

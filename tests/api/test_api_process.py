@@ -18,7 +18,7 @@ from lanes import first_fast
 from own_process import address, process
 
 from api import __main__ as api
-from service.jobs.embedded import EmbeddedBroker
+from service.jobs.host.embedded_broker import EmbeddedBroker
 
 PATIENT_API = ("-c", "import sys; from api import __main__ as api; api._SHUTDOWN_S = 3600; sys.exit(api.main())")
 """The API, which gives open requests an hour to end before it ends itself."""

@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from api.main import create_app
-from service.jobs.objects import ObjectStore, TreeManifest, job_files, record_tree, state_tree
+from service.jobs.files.objects import ObjectStore, TreeManifest, job_files, record_tree, state_tree
 from service.jobs.records import Artifact, AttemptRef
 from service.jobs.settings import Settings
 from service.jobs.store import Store

@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from otlp_receiver import otlp_receiver
 
 from api.main import create_app
-from service.jobs.logs import JsonFormatter
 from service.jobs.settings import Settings
 from service.jobs.store import Store
+from service.jobs.text.logs import JsonFormatter
 
 ID = "X-Request-ID"
 
@@ -50,11 +50,11 @@ def test_an_unexpected_error_is_found_in_the_log_by_its_request(
 
     monkeypatch.setattr(type(app.state.context.store.listing), "newest", explode)
     handler = Collecting()
-    logging.getLogger("api.errors").addHandler(handler)
+    logging.getLogger("api.front.errors").addHandler(handler)
     try:
         answer = client.get("/v1/jobs", headers={ID: "find-me"})
     finally:
-        logging.getLogger("api.errors").removeHandler(handler)
+        logging.getLogger("api.front.errors").removeHandler(handler)
     assert answer.status_code == 500
     assert answer.headers[ID] == answer.json()["request_id"] == "find-me"
     assert any('"request_id": "find-me"' in line and "KeyError" in line for line in lines)

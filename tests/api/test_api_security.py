@@ -14,8 +14,9 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
-from api.middleware import SECURITY_HEADERS
-from api.security import PAGE_HEADER, SESSION_COOKIE, authenticated
+from api.callers import authenticated
+from api.callers.security import PAGE_HEADER, SESSION_COOKIE
+from api.front.middleware import SECURITY_HEADERS
 from service.jobs.store import Store
 from service.jobs.store.sessions import ALLOWED, WINDOW_S
 

@@ -16,7 +16,7 @@ from api_world import TRAIN, Keys, Server, Worker, bearer, listening, serving
 from lanes import first_fast
 from waiting import eventually
 
-from api.subscriptions import Subscription
+from api.streams.subscriptions import Subscription
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 

@@ -9,7 +9,7 @@ from api_world import TRAIN, VERIFY, Keys, Worker, bearer, submit
 from fastapi.testclient import TestClient
 
 from service.jobs.records import AttemptRef
-from service.jobs.states import STATES
+from service.jobs.spec.common import STATES
 from service.jobs.store import Store
 
 GRID = {"grid": {"optimizer.lr": [0.1, 0.2], "seed": [1, 2]}, "best": {"metric": "loss", "mode": "min"}}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from select import select
 from typing import Any
 
 import httpx2
@@ -13,8 +16,8 @@ import pytest
 from api_world import Keys, Server, bearer, serving
 from waiting import eventually
 
-from api.problems import ProblemError
-from api.turns import FairTurns
+from api.offload import FairTurns
+from api.requests import ProblemError
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 from service.jobs.store.listing import Listing
@@ -74,7 +77,7 @@ def test_one_key_may_not_ask_for_more_and_others_may() -> None:
         turns, order, end = FairTurns(2, at_once=1), list[str](), asyncio.Event()
         asking = [asyncio.create_task(ask(turns, key, order, end)) for key in "aa"]
         await step()
-        with pytest.raises(ProblemError, match="2 expensive reads of this key") as refused:
+        with pytest.raises(ProblemError, match="2 expensive requests of this key") as refused:
             await ask(turns, "a", order, end)
         assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
         other = asyncio.create_task(ask(turns, "b", order, end))
@@ -124,3 +127,25 @@ def test_a_keys_third_expensive_read_at_once_is_refused_and_anothers_is_not(
         assert [each.result().status_code for each in (first, *waiting)] == [200, 200]
     eventually(lambda: read(greedy).status_code == 200)
     assert read("tvt_none_such").status_code == 401
+
+
+def test_a_keys_long_bodies_come_one_at_a_time_and_anothers_beside_them(narrow: Server, keys: Keys) -> None:
+    head = (
+        f"POST /v1/jobs:batch HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {keys['submit']}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+    )
+
+    def post(secret: str, body: bytes) -> int:
+        address, headers = f"{narrow.url}/v1/jobs:batch", {**bearer(secret), "Content-Type": "application/json"}
+        return httpx2.post(address, content=body, headers=headers, timeout=300).status_code
+
+    where = httpx2.URL(narrow.url)
+    with ExitStack() as opened:
+        slow = [opened.enter_context(socket.create_connection((where.host, where.port or 80))) for _ in range(3)]
+        for each in slow:
+            each.sendall(head.encode())
+        (refused,), _, _ = select(slow, [], [], 300)
+        assert refused.recv(1000).startswith(b"HTTP/1.1 429 "), "the last one of three, with two allowed"
+        assert post(keys["submit"], b"{") == 422, "a short body needs no turn"
+        assert post(keys["admin"], b"{" + b" " * 100_000) == 422, "another key's has its own"
+    eventually(lambda: post(keys["submit"], b"{" + b" " * 100_000) == 422)

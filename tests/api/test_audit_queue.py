@@ -10,9 +10,9 @@ import orjson
 import pytest
 import redis as redis_py
 
-from api.audit_queue import AuditQueue
-from service.jobs.audit import AuditRecord, verify_chain
-from service.jobs.layout import DataLayout
+from api.callers import AuditQueue
+from service.jobs.files import DataLayout
+from service.jobs.records.audit import AuditRecord, verify_chain
 from service.jobs.store import AuditFilter, AuditLog, Store, StoreUnavailable, in_loop
 from service.jobs.store.audit_files import AuditFiles
 from service.jobs.store.keyspace import AUDIT

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.routes import metrics
 from api.routes.metrics import collect
-from service.jobs.curves import downsample
+from service.jobs.events.curves import downsample
 
 numbers = st.none() | st.floats()
 

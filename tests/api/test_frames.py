@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.frames import Cursor, Form, Frame, FrameBatch, batches, in_order
-from service.jobs.store.tail import RawEvent, parse_id
+from api.streams import Cursor
+from api.streams.frames import Form, Frame, FrameBatch, batches, in_order
+from service.jobs.store.tail import RawEvent, ReadEvents, parse_id
 
 JOBS = ["job_a", "job_b", "job_c"]
 
@@ -19,20 +20,25 @@ def event(job_id: str, position: tuple[int, int], kind: str = "metric") -> RawEv
     return RawEvent(job_id, f"{position[0]}-{position[1]}", kind, payload)
 
 
+def whole_of(*events: RawEvent) -> ReadEvents:
+    return ReadEvents(events, more_from=None)
+
+
 _streams = st.fixed_dictionaries(
     {job: st.sets(st.tuples(st.integers(1, 6), st.integers(0, 2)), max_size=8).map(sorted) for job in JOBS}
 )
 
 
 def read(streams: dict[str, list[tuple[int, int]]], cursor: Cursor, count: int) -> list[Frame]:
-    """One read of every stream after the cursor, as the hub does it."""
-    answer = {}
-    for job, positions in streams.items():
-        after = parse_id(cursor.of(job))
-        found = [event(job, position) for position in positions if position > after][:count]
-        if found:
-            answer[job] = found
-    return in_order(batches(answer, count))
+    """One read of every stream after the cursor, as the hub does it: so many events of a job, and twice of all."""
+    unread = {job: [at for at in each if at > parse_id(cursor.of(job))] for job, each in streams.items()}
+    answer, left = {}, 2 * count
+    for positions, job in sorted((positions, job) for job, positions in unread.items() if positions):
+        chosen = positions[: min(count, left)]
+        more_from = None if chosen == positions else (chosen or positions)[-1 if chosen else 0][0]
+        answer[job] = ReadEvents(tuple(event(job, position) for position in chosen), more_from)
+        left -= len(chosen)
+    return in_order(batches(answer))
 
 
 def drain(streams: dict[str, list[tuple[int, int]]], cursor: Cursor, count: int) -> list[tuple[str, str, str]]:
@@ -94,7 +100,7 @@ def test_a_frame_carries_its_job_and_id_and_stays_one_line() -> None:
 
 
 def test_bytes_are_encoded_once_for_all_who_want_the_same() -> None:
-    found = Cursor().take(batches({"job_a": [event("job_a", (1, 0)), event("job_a", (2, 0), "log")]}, 10))
+    found = Cursor().take(batches({"job_a": whole_of(event("job_a", (1, 0)), event("job_a", (2, 0), "log"))}))
     assert found is not None
     whole = found.encoded(Form(composite=True))
     assert found.encoded(Form(composite=True)) is whole
@@ -105,7 +111,7 @@ def test_bytes_are_encoded_once_for_all_who_want_the_same() -> None:
 
 def test_jobs_that_are_shown_no_more_leave_the_cursor_and_cost_the_others_nothing() -> None:
     cursor = Cursor(base="1000-0")
-    cursor.take(batches({job: [event(job, (at, 0))] for job, at in (("job_a", 20_000), ("job_b", 30_000))}, 10))
+    cursor.take(batches({job: whole_of(event(job, (at, 0))) for job, at in (("job_a", 20_000), ("job_b", 30_000))}))
     cursor.forget(["job_a", "job_c"], ["job_b", "job_d"])
     assert (cursor.of("job_b"), cursor.of("job_d")) == ("30000-0", "1000-0")
     assert cursor.of("job_a") == cursor.of("job_e") == "15000-0"

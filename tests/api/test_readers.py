@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from api.frames import Cursor, Form, Frame, Round
-from api.readers import ReaderLeftError, _staying, while_staying, within
+from api.reads import while_staying, within
+from api.reads.readers import ReaderLeftError, _staying
 from api.routes.tree import _FirstRows
-from api.subscriptions import Channel, Subscription
-from service.jobs.event_files import newest_logged, rank_file, recorded
+from api.streams import Cursor
+from api.streams.frames import Form, Frame, Round
+from api.streams.subscriptions import Channel, Subscription
+from service.jobs.events import newest_logged, rank_file, recorded
 from service.jobs.store import Credential
 
 

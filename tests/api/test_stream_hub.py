@@ -11,12 +11,11 @@ from typing import Any
 
 import redis as redis_py
 
-from api.frames import Cursor, Form
-from api.stream import Hub
-from api.subscriptions import HubSettings
+from api.streams import Cursor, Hub, HubSettings
+from api.streams.frames import Form, batches
 from service.jobs.store import Credential
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS
-from service.jobs.store.tail import RawEvent, StreamTail
+from service.jobs.store.tail import ReadEvents, StreamTail, parse_id
 
 STREAMS, JOBS_AFTER = 5, 20
 LIMIT_S = 60.0
@@ -29,10 +28,10 @@ class CountingTail(StreamTail):
     own = 0
 
     async def read(
-        self, cursors: Mapping[str, str], *, count: int, block_ms: int | None = None
-    ) -> dict[str, list[RawEvent]]:
+        self, cursors: Mapping[str, str], *, count: int, most_bytes: int, block_ms: int | None = None
+    ) -> dict[str, ReadEvents]:
         self.own += block_ms is None
-        return await super().read(cursors, count=count, block_ms=block_ms)
+        return await super().read(cursors, count=count, most_bytes=most_bytes, block_ms=block_ms)
 
 
 def add(redis: redis_py.Redis, job_id: str, number: int) -> None:
@@ -203,3 +202,21 @@ def test_streams_over_the_same_jobs_are_handed_the_same_bytes(broker: str, redis
     handed = asyncio.run(shared(broker, redis))
     assert b'"job":"job_0"' in handed[0]
     assert all(each is handed[0] for each in handed)
+
+
+def test_a_read_ends_at_its_bytes_and_the_next_ones_go_on_in_order(broker: str, redis: redis_py.Redis) -> None:
+    """However many jobs have long events, a read has so many bytes of them all, and one event more."""
+    ids, size, most = [f"job_{number}" for number in range(5)], 10_000, 25_000
+    written = [redis.xadd(JOB_EVENTS(each), {"t": "log", "d": "x" * size}).decode() for _ in range(4) for each in ids]
+
+    async def read_all() -> list[str]:
+        tail, cursor, seen = StreamTail.connect(broker), Cursor(), list[str]()
+        while found := await tail.read({each: cursor.of(each) for each in ids}, count=3, most_bytes=most):
+            assert sum(len(event.payload) for each in found.values() for event in each.events) <= most + size
+            taken = cursor.take(batches(found))
+            assert taken is not None, "each read gets further"
+            seen += [frame.id for frame in taken.frames]
+        await tail.close()
+        return seen
+
+    assert sorted(asyncio.run(read_all()), key=parse_id) == sorted(written, key=parse_id)

@@ -19,7 +19,7 @@ def certify(folder: str, tp: int) -> dict[str, Any]:
     import torch
 
     from benchmarks.recording_reporter import RecordingReporter
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.runtime import RunContext
     from service.jobs.spec.verify import VerifySpec
     from service.verification import job

@@ -108,11 +108,12 @@ def test_ranges_at_a_point_hold_to_many_digits(weights: Tensor | None) -> None:
 
 
 class Gated(nn.Module):
-    """Eight steps of ``new + share · (h − new)``, with a share from 0 to 1, or up to 2."""
+    """Eight steps of ``new + share · (h − new)``, or of its two products; the share is from 0 to 1, or up to 2."""
 
-    def __init__(self, most: float) -> None:
+    def __init__(self, most: float, *, of_products: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.of_products = of_products
         self.most, self.layer = most, nn.Linear(2 * WIDTH, 2 * WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,13 +121,15 @@ class Gated(nn.Module):
         for _ in range(8):
             gate, new = self.layer(torch.cat([x, h], dim=1)).chunk(2, dim=1)
             new, share = torch.tanh(3 * new), torch.sigmoid(gate)
-            h = new + (share if self.most == 1 else self.most * share) * (h - new)
+            share = share if self.most == 1 else self.most * share
+            h = (1 - share) * new + share * h if self.of_products else new + share * (h - new)
         return h
 
 
+@pytest.mark.parametrize("of_products", [False, True])
 @pytest.mark.parametrize("most", [1.0, 2.0])
-def test_a_weighted_mean_stays_between_its_two_values(most: float) -> None:
-    module, given = Gated(most).double(), box(3.0, torch.float64)
+def test_a_weighted_mean_stays_between_its_two_values(most: float, *, of_products: bool) -> None:
+    module, given = Gated(most, of_products=of_products).double(), box(3.0, torch.float64)
     found = output_bounds(prepared(module, WIDTH), given, "ibp")
     values = module(samples(given, 400, torch.Generator().manual_seed(1)).flatten(0, 1)).detach().reshape(400, 2, -1)
     assert bool((found.lower <= values.amin(dim=0) + 1e-9).all())

@@ -182,6 +182,45 @@ def sound_members(name: str, ends: list[tuple[float, float]], places: list[float
         assert (above <= 0).all(), (name, sign, above.amax(dim=2))
 
 
+POLES = ["aten.log.default", "aten.rsqrt.default", "aten.reciprocal.default", "inverse pow"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", POLES)
+def test_lines_next_to_a_pole_are_as_tight_as_far_from_it(name: str, dtype: torch.dtype) -> None:
+    """The rounding error of the largest value is not that of the others: each point is held to its own size."""
+    ends = [(1e-18, 2.0), (1e-12, 2.0), (1e-6, 0.5), (1e-3, 2.0), (1e-15, 1e-3)]
+    tensor, function = torch.tensor(ends, dtype=dtype), function_of(name)[0]
+    bounds = Interval(tensor[:, :1], tensor[:, 1:])
+    lines = operator_of(name).relax(node_of(name), bounds)
+    assert lines.lower_intercept is not None
+    assert lines.upper_intercept is not None
+    z = torch.cat(
+        [bounds.lower, bounds.lower + torch.linspace(1e-4, 1, 64, dtype=dtype) * bounds.width], dim=1
+    ).double()
+    z, values = z.clamp(bounds.lower.double(), bounds.upper.double()), function(z)
+    below = lines.lower_slope.double() * z + lines.lower_intercept.double()
+    above = lines.upper_slope.double() * z + lines.upper_intercept.double()
+    size = values.abs() + (lines.lower_slope.abs().double() + lines.upper_slope.abs().double()) * z
+    assert bool((below <= values + ROUNDING[dtype] * size).all())
+    assert bool((above >= values - ROUNDING[dtype] * size).all())
+    touching = above - values if name == "aten.log.default" else values - below
+    assert bool((touching[:, 32] <= 0.15 * (1 + values[:, 32].abs())).all())
+
+
+@pytest.mark.parametrize("name", POLES)
+def test_tangents_next_to_a_pole_are_numbers(name: str) -> None:
+    bounds = Interval(torch.tensor([[1e-38], [1e-30]]), torch.tensor([[2.0], [1e-3]]))
+    bounds = bounds if name != "inverse pow" else bounds.map(torch.sqrt)
+    family = operator_of(name).family(node_of(name), [bounds])
+    places = torch.tensor([0.0, 0.5, 1.0]).reshape(1, 3, 1).expand(2, 3, 1).clone().requires_grad_()
+    (slope,), intercept = family.member((places,)).backward(torch.full((1, 3, 1), -1.0 if "log" in name else 1.0))
+    assert intercept is not None
+    (slope.sum() + intercept.sum()).backward()
+    assert places.grad is not None
+    assert bool(slope.isfinite().all() and intercept.isfinite().all() and places.grad.isfinite().all())
+
+
 places = st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=6)
 
 

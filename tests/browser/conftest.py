@@ -16,7 +16,7 @@ from own_broker import own_broker
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 from redis import Redis
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.settings import Settings
 from service.jobs.store import Store, StoreLimits
 

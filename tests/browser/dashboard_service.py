@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import uvicorn
 from playwright.sync_api import ConsoleMessage, Page, expect
 
-from api.context import context_of
+from api.callers import context_of
 from api.main import create_app
 from service.jobs.settings import Settings
 from service.jobs.store import Store

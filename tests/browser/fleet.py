@@ -13,10 +13,11 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
-from api.sweeps import children_of
-from service.jobs.events import Event, LogEvent, MetricEvent, ProgressEvent, SearchEvent
+from api.requests.sweeps import children_of
+from service.jobs.events import Event, LogEvent, MetricEvent, ProgressEvent
+from service.jobs.events.event import SearchEvent
+from service.jobs.files import DataLayout
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.layout import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, JobError, PartOutcome
 from service.jobs.store import HostReport, Store
 

@@ -9,7 +9,7 @@ from dashboard_service import Complaints
 from fleet import Fleet, train_spec, verify_spec
 from playwright.sync_api import Page, expect
 
-from service.jobs.checkpoints import FILES, META
+from service.jobs.files import FILES, META
 from service.jobs.records import JobError
 
 pytestmark = pytest.mark.browser

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from redis import Redis
 
 from api.dashboard.assets import Assets
-from api.middleware import SECURITY_HEADERS
+from api.front.middleware import SECURITY_HEADERS
 from service.jobs.records import AllocatedDevices, JobError
 from service.jobs.store import HostReport
 from service.jobs.store.keyspace import LEASES

@@ -15,7 +15,7 @@ from dashboard_service import Complaints, Service
 from playwright.sync_api import Browser, Page, Route, expect
 from pydantic import SecretStr
 
-from service.jobs.embedded import EmbeddedBroker
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 

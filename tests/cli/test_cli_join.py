@@ -13,11 +13,10 @@ import pytest
 from cli_world import Cli
 from network_broker import PASSWORDS, NetworkBroker, network_broker
 
-from service.jobs.broker_url import Invitation, NoInvitation
-from service.jobs.layout import DataLayout
-from service.jobs.settings import Settings
+from service.jobs.files import DataLayout
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.settings import Invitation, NoInvitation, Settings
 from service.jobs.store import HostReport, Store
-from service.jobs.store_limits import StoreLimits
 from trivet.joining import CannotJoin, join
 
 

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from cli_world import TRAIN, Worker, serving
 
-from api.subscriptions import HubSettings
+from api.streams import HubSettings
 from service.jobs.events import STREAM_PING_S
 from service.jobs.settings import Settings
 from service.jobs.spec.train import TrainSpec

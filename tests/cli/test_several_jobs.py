@@ -8,8 +8,8 @@ from cli_world import TRAIN, Cli, Worker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.documents import nearest, positions
 from service.jobs.store import Store
+from service.jobs.text.documents import nearest, positions
 from trivet.cli import context
 from trivet.cli.submit import result_lines
 

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.jobs import documents
+from service.jobs.text import documents
 from trivet.cli import specs
 from trivet.errors import TrivetError
 

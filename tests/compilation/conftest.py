@@ -7,24 +7,13 @@ from collections.abc import Iterator
 import ladder_runs
 import pytest
 from one_thread import one_thread
-from set_aside import quick_to_search, set_aside
+from set_aside import _quick_to_search, _set_aside  # noqa: F401 - fixtures
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     with one_thread():
         yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_to_search() -> Iterator[None]:
-    with quick_to_search():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _set_aside(_quick_to_search: None) -> None:
-    set_aside()
 
 
 @pytest.fixture

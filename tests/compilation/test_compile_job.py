@@ -25,18 +25,18 @@ from benchmarks.recording_reporter import RecordingReporter
 from service import models
 from service.compilation import detectors, job
 from service.compilation.host_fault import HostFaultError
+from service.compilation.instruments.caches import clear_abandoned, empty_caches, owned_folder
 from service.compilation.job import run
 from service.compilation.program.target import batches
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import Proof, self_test
 from service.compilation.selftest import run as selftest_run
 from service.compilation.selftest.faults import FAULTS
-from service.compilation.torch_internals.caches import clear_abandoned, empty_caches, owned_folder
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
+from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
-from service.jobs.spec.train import CompileChoice
 from service.models import mlp
 from service.models.compiled import COMPILE_CACHE, cache_file
 from service.models.parallelize import ModelRecipe, fingerprint

@@ -26,7 +26,7 @@ def climb_in_group(parallel: dict[str, int], model: dict[str, Any], folder: str,
 
     from service.compilation import job
     from service.compilation.selftest import Proof
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
@@ -56,12 +56,12 @@ def artifacts_of(folder: Path) -> Path:
 
 def climb_all(models: list[dict[str, Any]], folder: str) -> Any:
     """The whole ladder under FSDP2, for each model in turn: on every rank, what the rungs' losses came to."""
-    from service.compilation import ladder
+    from service.compilation import phase_observer
     from service.parallel import distributed
 
     kept: list[Any] = []
-    original = ladder.run_rung
-    ladder.run_rung = lambda *given: kept.append(original(*given)) or kept[-1]  # type: ignore[func-returns-value]
+    original = phase_observer.observe_rung
+    phase_observer.observe_rung = lambda *given: kept.append(original(*given)) or kept[-1]  # type: ignore[func-returns-value]
     changes = {"modes": ["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]}
     results = []
     for index, model in enumerate(models):
@@ -80,15 +80,15 @@ def verdict_of_one_failing_rank() -> Any:
     import torch.distributed as dist
     from torch import nn
 
-    from service.compilation import ladder
+    from service.compilation import phase_observer
     from service.compilation.ladder import climb
     from service.compilation.program.model import ModelProgram, SampleBatch
-    from service.compilation.ranks.collective_attempt import WaitLimits, collective_attempt
-    from service.compilation.ranks.group import slowest
+    from service.compilation.ranks.group import WaitLimits, collective_attempt, slowest
     from service.compilation.rungs import LADDER, Rung
     from service.parallel import distributed
 
-    ladder.collective_attempt = partial(collective_attempt, limits=WaitLimits(failed_s=3.0))  # type: ignore[assignment]
+    limits = WaitLimits(failed_s=3.0)
+    phase_observer.collective_attempt = partial(collective_attempt, limits=limits)  # type: ignore[assignment]
 
     def crashes(_graph: Any, _inputs: Any) -> Any:
         raise RuntimeError("planted on rank 1")
@@ -241,7 +241,7 @@ def kept_between_forwards(folder: str) -> Any:
     from torch.distributed.tensor import DTensor
 
     from service.compilation.program.target import target_of
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
@@ -353,7 +353,7 @@ def diagnose_on_a_mesh(folder: str) -> Any:
     from service.compilation.program.model import ModelProgram, SampleBatch
     from service.compilation.ranks.group import slowest
     from service.compilation.rungs import Rung
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel import mesh as meshes
     from service.parallel.fsdp import Precision, apply_fsdp

@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for room in ("service", "workers", "api", "trivet") for path in (ROOT / room).rglob("*.py")]
 MARKING = {"service/parallel/boundary/step.py"}
-WATCHING = {"service/compilation/torch_internals/marks.py", "service/torch_internals/table.py"}
+WATCHING = {"service/compilation/instruments/marks.py", "service/torch_internals/table.py"}
 """The first wraps the mark while a program is checked, to see who sets it; the second only lists its name."""
-COMPILING = {"service/models/compiled.py", "service/compilation/torch_internals/toolchain.py"}
+COMPILING = {"service/models/compiled.py", "service/compilation/instruments/toolchain.py"}
 """The second compiles a function of its own, to have the compiler started."""
 CALLING = ("service/training/", "service/parallel/pipeline/", "service/compilation/")
 """Rooms that may hold compiled modules."""

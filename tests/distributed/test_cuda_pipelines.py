@@ -12,7 +12,7 @@ from launching import GroupFailureError
 from pipeline_layouts import CONFIGS, TOLERANCE, batch, build_stages, run_layout
 from torch import Tensor
 
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.parallel import distributed, mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.tensor import vocabulary_parallel_cross_entropy

@@ -9,7 +9,7 @@ import torch
 from pipeline_layouts import CONFIGS, TOLERANCE, VIRTUAL_STAGES, batch, full, reference, run_layout
 from torch import Tensor
 
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.models import WeightsError, build, load_into
 from service.parallel import distributed, mesh
 from service.parallel.collectives import DisagreementError

@@ -23,7 +23,7 @@ def disagree(device_type: str) -> dict[str, str]:
     import torch
     from pipeline_layouts import CONFIGS, batch
 
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.models import build
     from service.parallel import distributed, mesh
     from service.parallel.collectives import agree

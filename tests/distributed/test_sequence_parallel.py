@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
 from service.models.parallelize import Choice, apply_activation_checkpoint

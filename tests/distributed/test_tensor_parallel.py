@@ -10,7 +10,7 @@ from divided_tensors import whole
 from torch import Tensor, nn
 from torch.nn import functional
 
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models import build
 from service.parallel import distributed, mesh

@@ -15,10 +15,10 @@ import yaml
 from network_broker import PASSWORDS
 from waiting import eventually
 
-from service.jobs.embedded import find_server
+from service.jobs.host import ENV_PREFIX
+from service.jobs.host.embedded_broker import find_server
 from service.jobs.monitoring.catalogue import METRICS
 from service.jobs.settings import Settings
-from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.store.acl import access_list
 from workers.agent.agent import AgentSettings
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from service.jobs.host import ENV_PREFIX
 from service.jobs.settings import Settings
-from service.jobs.settings_file import ENV_PREFIX
 
 schemas = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate: pip install 'trivet[dev]'")
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "reliability.md").read_text()
+TEXT = (ROOT / "docs" / "run" / "reliability.md").read_text()
 PROCESSES = ("API", "agent", "supervisor", "keeper", "launcher", "rank", "broker", "host")
 FAULTS = ("SIGKILL", "SIGSTOP", "SIGTERM", "network", "disk", "clock")
 STATES = ("queued", "starting", "running", "finishing")

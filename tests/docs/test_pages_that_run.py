@@ -21,12 +21,13 @@ from pages import ROOT, commands, console_blocks
 
 from trivet import Client
 
+USE = ("debugging", "jobs", "queue", "sweeps", "train", "verify")
 GUIDES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("debugging", "projects", "queue", "security", "sweeps")),
-    *(ROOT / "docs" / "guides" / f"{name}.md" for name in ("jobs", "train", "verify")),
+    *(ROOT / "docs" / "use" / f"{name}.md" for name in USE),
+    *(ROOT / "docs" / "run" / f"{name}.md" for name in ("projects", "security")),
 ]
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+TUTORIALS = [ROOT / "docs" / "learn" / f"{name}.md" for name in ("certify-your-network", "first-hour", "own-data")]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 ELSEWHERE = ("make ", "submit examples/train.yaml", "examples/compile.yaml", "acasxu")
 """Parts of commands of guides that are left out: what this run is a part of, the training that the first tutorial

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TABLE = (ROOT / "docs" / "security.md").read_text().partition("## Who can do what to whom")[2].partition("\n## ")[0]
+PAGE = ROOT / "docs" / "run" / "security.md"
+TABLE = PAGE.read_text().partition("## Who can do what to whom")[2].partition("\n## ")[0]
 ROWS = [line for line in TABLE.splitlines() if line.startswith("| ")][1:]
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 

@@ -16,8 +16,8 @@ from object_server import object_server
 from waiting import LIMIT_S, eventually
 
 from benchmarks.api_process import ApiProcess
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import Job
 from trivet import Client
 

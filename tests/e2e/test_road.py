@@ -17,8 +17,8 @@ from safetensors.numpy import load as load_safetensors
 from waiting import eventually
 from webhook_receiver import Receiver, receiving
 
-from service.jobs.event_files import rank_file
-from service.jobs.layout import DataLayout
+from service.jobs.events import rank_file
+from service.jobs.files import DataLayout
 from trivet.webhooks import verify as verify_event
 
 pytestmark = pytest.mark.distributed

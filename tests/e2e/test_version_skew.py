@@ -20,8 +20,8 @@ import pytest
 from local_service import give_way
 from waiting import LIMIT_S, eventually
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import Job
 from trivet import Client, Refused, Unreachable
 

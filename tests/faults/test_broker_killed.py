@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from service.jobs.embedded import EmbeddedBroker, Fsync
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker, Fsync
 from service.jobs.records import NotFound
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store, StoreUnavailable

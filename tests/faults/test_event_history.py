@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from waiting import LIMIT_S, eventually
 from worker_fleet import SHORT_LEASES, Fleet, MortalBroker, processes_of
 
-from api import history
-from service.jobs.event_files import rank_file
-from service.jobs.events import event_key
+from api.reads import history
+from service.jobs.events import event_key, rank_file
 from service.jobs.records import AttemptRef
-from workers.supervisor.collector import METRIC, unrelayed
+from workers.supervisor.collector import METRIC, select_unrelayed
 
 pytestmark = pytest.mark.waits
 
@@ -114,7 +113,7 @@ def test_what_attempts_left_unrelayed_completes_the_stream_whatever_it_lacks(
     *earlier, last = attempts
     stream = [event for events in earlier for event in events if event["time"] not in lost]
     known = {event_key(event) for event in stream}
-    found = unrelayed(dict(enumerate(earlier, start=1)), known, last[0], 0.0)
+    found = select_unrelayed(dict(enumerate(earlier, start=1)), known, last[0], 0.0)
     assert not known & {event_key(event) for event in found}
     assert all(event["step"] < last[0]["step"] for event in found)
     assert [event["step"] for event in found] == sorted({event["step"] for event in found})
@@ -126,7 +125,7 @@ def test_metrics_of_the_same_step_by_other_names_are_kept() -> None:
     """As of a training that was lost between its last step and its evaluation."""
     first = metric(3, 9.0, "eval_loss")
     earlier = {1: [metric(1, 1.0), metric(2, 2.0), metric(3, 3.0)]}
-    assert [event["step"] for event in unrelayed(earlier, set(), first, 0.0)] == [1, 2, 3]
-    assert [event["step"] for event in unrelayed(earlier, set(), first, 1.5)] == [2, 3]
-    assert [event["step"] for event in unrelayed(earlier, set(), metric(3, 9.0), 0.0)] == [1, 2]
-    assert unrelayed({}, set(), None, 0.0) == []
+    assert [event["step"] for event in select_unrelayed(earlier, set(), first, 0.0)] == [1, 2, 3]
+    assert [event["step"] for event in select_unrelayed(earlier, set(), first, 1.5)] == [2, 3]
+    assert [event["step"] for event in select_unrelayed(earlier, set(), metric(3, 9.0), 0.0)] == [1, 2]
+    assert select_unrelayed({}, set(), None, 0.0) == []

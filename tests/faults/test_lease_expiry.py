@@ -19,7 +19,7 @@ import worker_fleet
 from waiting import LIMIT_S, eventually
 from worker_fleet import SHORT_LEASES, Fleet, MortalBroker, all_gone, family, is_called, processes_of
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
 from workers.event_protocol import STOP, lease_until

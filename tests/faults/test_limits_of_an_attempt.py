@@ -14,10 +14,10 @@ import worker_fleet
 from waiting import LIMIT_S, eventually
 from worker_fleet import HOST, SHORT_LEASES, SUPERVISOR, Fleet, processes_of, rank_process
 
-from service.jobs.processes import Process
+from service.jobs.host import Process, SupervisorRegistry
+from service.jobs.host.supervisor_registry import SupervisedAttempt
 from service.jobs.records import JobError
 from service.jobs.spec.train import TrainSpec
-from service.jobs.supervisor_registry import SupervisedAttempt, SupervisorRegistry
 from workers.rank.stacks import innermost_frame
 
 pytestmark = [pytest.mark.distributed, pytest.mark.waits]

@@ -8,9 +8,8 @@ import pytest
 from waiting import eventually
 from worker_fleet import SHORT_LEASES, Fleet
 
-from service.jobs.layout import JobPaths
+from service.jobs.files import Folder, JobPaths
 from service.jobs.records import Artifact, AttemptRef
-from service.jobs.safe_files import Folder
 from workers.supervisor.publisher import UnusableArtifact, clear_unpublished, publish
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from service.jobs.embedded import EmbeddedBroker, Fsync
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker, Fsync
 from service.jobs.records import AttemptRef, NotFound, Superseded
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import HostReport, Store, StoreLimits

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.bounds_row import BoundsRow
-from service.jobs.layout import DataLayout
+from service.jobs.events import BoundsRow
+from service.jobs.files import DataLayout
 from service.jobs.store import Store
 from service.training.history import History
 from service.verification.results import DecidedRow, ResumeLog
@@ -105,7 +105,7 @@ def test_a_damaged_record_of_rows_costs_only_what_it_held(tmp_path: Path, damage
 _KILLED = """
 import os, sys
 from pathlib import Path
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.store import Store
 writer = Store.connect(sys.argv[1], DataLayout(Path(sys.argv[2]))).files.writer()
 writer.write(b"x" * 10_000)

@@ -8,8 +8,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.onnx import load
-from service.formats.onnx import OnnxError, outline_of
-from service.formats.onnx_chosen import ChoiceError, chosen
+from service.formats.onnx import ChoiceError, OnnxError, chosen, outline_of
 from service.jobs.spec.verify import FromOnnx
 
 FILE = "file_" + "0a" * 32

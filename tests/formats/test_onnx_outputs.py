@@ -10,8 +10,7 @@ import torch
 from onnx import TensorProto, helper
 
 from service.bounds.onnx import load
-from service.formats.onnx import outline_of
-from service.formats.onnx_chosen import with_labels
+from service.formats.onnx import outline_of, with_labels
 
 SCORES = [helper.make_node("Softmax", ["x"], ["scores"]), helper.make_node("ArgMax", ["scores"], ["label"], axis=1)]
 ZIPPED = helper.make_node("ZipMap", ["scores"], ["map"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])

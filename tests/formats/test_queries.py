@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gzip
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import TensorProto
+from onnx_models import model, node
 from pydantic import ValidationError
 from uploaded_queries import FIRST, MLP, MODEL, PAIRED, PAIRS, SECOND, network, problems, query, tarred, zipped
 
 from service.formats.vnnlib import VnnlibError, parse, sources
 from service.formats.vnnlib.formulas import MOST_DISJUNCTS
 from service.jobs.kinds.registry import spec_adapter
+from service.jobs.records import Problem
 
 
 def test_files_archives_and_lists_of_them_are_taken(tmp_path: Path) -> None:
@@ -60,6 +64,53 @@ def test_what_cannot_be_read_or_does_not_fit_is_refused_by_field_line_and_token(
     (problem,) = problems(tmp_path, {MODEL: network(), **files})
     assert problem.path == path
     assert words in problem.message
+
+
+def picture(*nodes: Any, shape: tuple[int | str, ...] = ("batch", 3, 2, 4)) -> bytes:
+    return model([*nodes, node("Flatten", [nodes[-1].output[0] if nodes else "x"])], shape)
+
+
+def test_pictures_are_compared_as_shapes_with_the_model_s_input(tmp_path: Path) -> None:
+    """A file of the other layout has as many numbers, in another order."""
+    content = BytesIO()
+    np.savez(content, inputs=np.zeros((4, 2, 4, 3), np.float32), targets=np.arange(4) % 2)
+    data = {"source": "file", "format": "arrays", "file": FIRST, "shape": [2, 4, 3], "classes": 2}
+    files: dict[str, bytes | str] = {MODEL: picture(), FIRST: content.getvalue()}
+
+    def found(**more: Any) -> list[Problem]:
+        return problems(tmp_path, files, property={"robustness": {"data": data | more, "eps": 0.1, "count": 1}})
+
+    (problem,) = found()
+    assert problem.path == "property.robustness.data.shape"
+    assert "the model reads inputs of shape (1, 3, 2, 4), the data are of shape (2, 4, 3)" in problem.message
+    assert "axes=[2, 0, 1]" in problem.expected
+    assert found(axes=[2, 0, 1]) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_refused"),
+    [
+        ([node("MaxPool", ["x"], "p", kernel_shape=[1, 1], pads=[1, 0, 0, 0])], True),
+        ([node("Relu", ["x"], "r"), node("LpPool", ["r"], "p", kernel_shape=[1, 2], pads=[0, 2, 0, 0])], True),
+        (
+            [
+                node("MaxPool", ["x"], "m", kernel_shape=[1, 2]),
+                node("MaxPool", ["m"], "p", kernel_shape=[1, 2], dilations=[1, 4], pads=[0, 1, 0, 1]),
+            ],
+            True,
+        ),
+        ([node("MaxPool", ["x"], "p", kernel_shape=[2, 2], pads=[1, 1, 1, 1])], False),
+        ([node("AveragePool", ["x"], "p", kernel_shape=[1, 1], pads=[1, 0, 0, 0], count_include_pad=1)], False),
+        ([node("MaxPool", ["x"], "p", kernel_shape=b"ab", pads=[1, 0, 0, 0])], False),
+        ([node("MaxPool", ["x"], "p", kernel_shape=[2**40, 1], pads=[2**41, 0, 0, 0])], False),
+    ],
+)
+def test_a_window_of_padding_only_is_refused_at_once(tmp_path: Path, nodes: list[Any], *, is_refused: bool) -> None:
+    """By the lengths that the file declares, or that follow from them; what cannot be read is left to the rank."""
+    found = problems(tmp_path, {MODEL: picture(*nodes), FIRST: query(24, 1)})
+    words = [problem.message for problem in found if "holds padding only" in problem.message]
+    assert len(words) == is_refused
+    assert all(f"(node '{nodes[-1].name}')" in each for each in words)
 
 
 def test_every_file_of_a_list_is_checked(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from service.formats.weights import WeightsFileError, check_weights
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.families import MlpConfig, TransformerConfig
 from service.jobs.spec.model import FromSafetensors
 from service.models import WeightsError, build, load_into

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from service.jobs.event_files import rank_file
+from service.jobs.events import rank_file
 from service.jobs.runtime import LARGEST_RESULT, RefusedError, RunContext, Runner
 from workers.rank.program import main
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from service.jobs.safe_files import Folder
+from service.jobs.files import Folder
 from workers.supervisor.program import main
 
 _append = Folder.append

@@ -72,7 +72,7 @@ def tokens(path: Path) -> None:
 def weights(path: Path) -> None:
     from pydantic import TypeAdapter
 
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.spec.model import ModelRef
     from service.models import reference
 
@@ -114,7 +114,7 @@ def spec(path: Path) -> None:
 
 
 def strict(path: Path) -> None:
-    from api.strict_json import loads
+    from api.requests import loads
 
     loads(path.read_bytes())
 

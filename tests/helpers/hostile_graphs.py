@@ -18,6 +18,7 @@ WIDTH, POINTS = 3, 96
 LEAST = float(np.finfo(np.float32).min)
 ENTRYWISE = [
     "Abs",
+    "Asinh",
     "Ceil",
     "Exp",
     "Exp",
@@ -81,6 +82,7 @@ class Drawing:
     def grow(self) -> None:
         kinds = [self.entrywise, self.of_two, self.clipped, self.asked, self.asked, self.compared, self.normed]
         kinds += [self.reduced, self.cast, self.filled, self.product, self.without_entries, self.of_powers]
+        kinds += [self.routed, self.expected]
         self.values.append(kinds[int(self.draw.integers(len(kinds)))]())
 
     def entrywise(self) -> str:
@@ -157,6 +159,27 @@ class Drawing:
         zero = self.constant()
         self.constants[zero] = np.zeros((1, WIDTH), np.float32)
         return self.add("Where", [self.add("IsNaN", [shares]), zero, shares])
+
+    def routed(self) -> str:
+        """Entries at the places of the largest ones: put there, taken from there, or counted there."""
+        name = f"k{len(self.constants)}"
+        self.constants[name] = np.array([int(self.draw.integers(1, WIDTH + 1))], np.int64)
+        largest, places = f"v{len(self.nodes)}", f"i{len(self.nodes)}"
+        self.nodes.append(node("TopK", [self.value(), name], [largest, places], largest=int(self.draw.integers(2))))
+        if self.draw.random() < 0.7:
+            return self.add("ScatterElements", [self.operand(), places, largest], axis=1)
+        taken = self.add("GatherElements", [self.value(), places], axis=1)
+        return self.add("Add", [self.value(), self.add("ReduceMax", [taken], axes=[1], keepdims=1)])
+
+    def expected(self) -> str:
+        """The mean of constants, or of what hurts, under a softmax."""
+        shares = self.add("Softmax", [self.value()], axis=1)
+        mean = self.add("ReduceSum", [self.add("Mul", [shares, self.constant()]), self.of_axis()], keepdims=1)
+        return self.add("Add", [self.value(), mean])
+
+    def of_axis(self) -> str:
+        self.constants["axis"] = np.array([1], np.int64)
+        return "axis"
 
 
 def hostile(seed: int) -> tuple[bytes, Array, Array, Array]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from service.compilation.ladder import Result, climb
+from service.compilation.judgement import Result
+from service.compilation.ladder import climb
 from service.compilation.program import Program
-from service.compilation.run.run_rung import RunPlan, plan_run
+from service.compilation.run.run_plan import RunPlan, plan_run
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import LADDER, Rung
 from service.jobs.spec.compile import Phase, Tolerance

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import redis
 from waiting import eventually
 
-from service.jobs.embedded import find_server
+from service.jobs.host.embedded_broker import find_server
 from service.jobs.store.acl import access_list
 
 PASSWORDS = {"api": "/#?@%:" + "a" * 32, "host": "b" * 32 + "#/%2F", "host-gpu.1": "c" * 32}

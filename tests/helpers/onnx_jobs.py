@@ -9,7 +9,7 @@ import torch
 from onnx_models import dense
 
 from service.bounds.onnx import load
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
 
 NETWORK = dense([3, 10, 10, 2])

@@ -150,7 +150,7 @@ COMPOSED: dict[str, Build] = {
     "hard sigmoid and hard swish": lambda m, x: functional.hardsigmoid(m.first(x)) - functional.hardswish(m.second(x)),
     "prelu": lambda m, x: functional.prelu(m.first(x), m.vector.abs() * 2),
     "log sigmoid": lambda m, x: functional.logsigmoid(m.first(x)),
-    "arc tangent": lambda m, x: torch.atan(m.first(x)),
+    "arc tangent and hyperbolic sine": lambda m, x: torch.atan(m.first(x)) + torch.asinh(m.second(x)),
     "hyperbolic sine and cosine": lambda m, x: torch.sinh(m.first(x)) + torch.cosh(m.second(x)),
     "exponentials": lambda m, x: torch.expm1(m.first(x)) + torch.exp2(m.second(x)) - 3.0 ** m.first(x),
     "logarithms": lambda m, x: torch.log1p(positive(m, x)) + torch.log2(positive(m, x)),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.jobs.embedded import EmbeddedBroker
+from service.jobs.host.embedded_broker import EmbeddedBroker
 
 
 @pytest.fixture(scope="session", name="broker")

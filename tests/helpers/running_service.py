@@ -18,7 +18,7 @@ import psutil
 from local_service import part_of
 from waiting import eventually
 
-from service.jobs.states import TERMINAL
+from service.jobs.spec.common import TERMINAL
 from workers.supervisor.program import FORK_SERVER
 
 LIMIT_S = 600.0

@@ -10,6 +10,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 
 def set_aside() -> None:
     gc.collect()
@@ -26,6 +28,19 @@ def quick_to_search() -> Iterator[None]:
     yield
     if not hidden:
         gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_to_search() -> Iterator[None]:
+    """Fixture of a folder's conftest.py: hide what is there from each module of tests."""
+    with quick_to_search():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _set_aside(_quick_to_search: None) -> None:
+    """Fixture of a folder's conftest.py: hide what earlier tests have made."""
+    set_aside()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.recording_reporter import RecordingReporter
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.data import DataSpec

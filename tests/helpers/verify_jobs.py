@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from benchmarks.recording_reporter import RecordingReporter
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.model import MlpConfig
 from service.jobs.spec.verify import RobustnessProperty, VerifySpec

@@ -20,14 +20,14 @@ from launching import RankServers
 from supervising import Supervisor, start_supervisor
 from waiting import LIMIT_S, eventually
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host import SupervisorRegistry
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import AttemptRef, Job
 from service.jobs.spec.train import TrainSpec
 from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.keyspace import LEASES
-from service.jobs.supervisor_registry import SupervisorRegistry
 from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.settings import SupervisorOrder
 

@@ -23,13 +23,14 @@ def test_an_example_is_accepted_but_for_the_job_that_it_leaves_open(path: Path) 
     assert bool(problems) == ("model.job=ID" in path.read_text())
 
 
-@pytest.mark.parametrize("page", ["tutorials/certify-your-network.md", "guides/verify.md"])
+@pytest.mark.parametrize("page", ["learn/certify-your-network.md", "use/verify.md"])
 def test_the_pages_about_own_networks_show_the_example(page: str) -> None:
     assert f"```yaml\n{(ROOT / 'examples' / 'queries.yaml').read_text()}```" in (ROOT / "docs" / page).read_text()
 
 
 def test_the_page_about_sweeps_shows_the_example() -> None:
-    assert f"```yaml\n{(ROOT / 'examples' / 'sweep.yaml').read_text()}```" in (ROOT / "docs" / "sweeps.md").read_text()
+    page = (ROOT / "docs" / "use" / "sweeps.md").read_text()
+    assert f"```yaml\n{(ROOT / 'examples' / 'sweep.yaml').read_text()}```" in page
 
 
 @pytest.mark.parametrize("kind", ["train", "verify", "compile"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import ShardingSpec

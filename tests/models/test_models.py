@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from service.jobs.layout import JobPaths
+from service.jobs.files import JobPaths
 from service.jobs.spec.arithmetic import PrecisionSpec
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import ConvnetConfig, MlpConfig, TransformerConfig
 from service.models import FamilyConfig, WeightsError, build, load_into, trained
 from service.models.registry import family_builder

@@ -52,9 +52,9 @@ def compare_structures(folder: str, one_of: int) -> Any:
     import torch.distributed as dist
 
     from service.compilation.program import target
-    from service.compilation.run import program_run
+    from service.compilation.run import built_program
     from service.compilation.rungs import RUNGS
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec.compile import CompileSpec
     from service.jobs.spec.train import TrainSpec
@@ -82,7 +82,7 @@ def compare_structures(folder: str, one_of: int) -> Any:
             modes: Any = {"train": mode} if mode else {}
             inputs = setup.TrainingInputs(train.model, dataset, modes)  # type: ignore[arg-type]
             stages = setup.assemble(train, context, device, mesh, inputs).stages
-            run = program_run.build(program, "train", RUNGS[mode] if mode else None)
+            run = built_program.build(program, "train", RUNGS[mode] if mode else None)
             trained = [list(structure_of(stage)) for stage in stages.values()]
             checked = [list(structure_of(module)) for module in run.parts.modules.values()]
             compared.add(str(trained))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from service.jobs.plugins import Features, ModelConfig, Samples
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.models import build, registry
 from service.models.initialize import Constant, Distribution
 from service.parallel import mesh

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
+from service.jobs.spec.common import PARALLEL_DIMENSIONS, ParallelSpec
 from service.parallel import mesh
 from service.parallel.distributed import Launch, LaunchError, local_device, read_launch
 

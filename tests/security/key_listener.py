@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from service.jobs.settings_file import ENV_PREFIX
+from service.jobs.host import ENV_PREFIX
 from trivet.client import Client
 
 SECRET = "tvt_0123456789abcdef_secret"

@@ -14,11 +14,11 @@ import httpx2
 import uvicorn
 from waiting import eventually
 
-from api.checker import Checker, CheckerSettings
 from api.main import create_app
+from api.offload import Checker, CheckerSettings
 from service.jobs.checks.dependencies import files_of
+from service.jobs.files import DataLayout
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.layout import DataLayout
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
 from service.jobs.store import Store

@@ -14,7 +14,7 @@ from lanes import first_fast
 from network_broker import PASSWORDS, NetworkBroker, network_broker
 from tls_front import PAST, Front, server_context
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.settings import Settings
 from service.jobs.store import BrokerRefused, Store, StoreUnavailable

@@ -21,10 +21,10 @@ from serving import MLP, PATIENT, Service, asking, problems, request, serving, s
 from waiting import eventually
 from worker_fleet import is_gone
 
-from api import checker as checking
-from api.checker import Checker, CheckerSettings, CheckUnavailable
+from api.offload import Checker, CheckerSettings, CheckUnavailable
+from api.offload import checker as checking
+from service.jobs.files import DataLayout
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.layout import DataLayout
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
 from service.jobs.submission.request import CheckRequest

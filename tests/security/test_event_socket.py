@@ -13,9 +13,9 @@ from waiting import eventually
 from worker_fleet import Fleet, rank_process
 
 from service.jobs.events import MalformedEvent
-from service.jobs.reporting import connect
+from service.jobs.runtime import connect
 from workers.event_protocol import Greeting
-from workers.supervisor.relay import Admission, is_descendant
+from workers.supervisor.rank_socket import Admission, is_descendant
 
 
 def check(admission: Admission, rank: int = 2, pid: int | None = None, secret: str = "s3cret") -> None:

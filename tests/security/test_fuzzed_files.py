@@ -8,7 +8,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ import fuzzed_readers
 import numpy as np
 import pytest
 import torch
+from archives import zipped
 from pydantic import TypeAdapter
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.model import ModelRef
 from service.models import reference
 from service.models.data import arrays
@@ -61,14 +61,6 @@ def entry(start: int, end: int, shape: list[int]) -> dict[str, Any]:
 def torch_zip() -> bytes:
     made = io.BytesIO()
     torch.save({"w": torch.zeros(2), "evil": Evil()}, made)
-    return made.getvalue()
-
-
-def zipped(members: dict[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
     return made.getvalue()
 
 

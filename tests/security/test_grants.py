@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from onnx_models import dense
+from pydantic import ValidationError
 from worker_fleet import Fleet, train_spec
 
 from service.jobs.records import Claim, Rejected
@@ -56,3 +57,20 @@ def test_a_label_that_looks_like_an_upload_of_the_record_is_only_a_label(fleet: 
     job, _ = fleet.store.jobs.submit(train_spec("x", labels={"x": label}), "ann")
     fleet.store.jobs.cancel(job.id)
     assert fleet.store.jobs.retry(job.id).state == "queued"
+
+
+@pytest.mark.parametrize(
+    "place", ["s3://bucket/x", "memory://x", "simplecache::s3://b/x", "file:///etc/passwd", "../x"]
+)
+def test_a_spec_names_uploads_by_their_ids_and_no_place_of_a_file_or_an_object_store(place: str) -> None:
+    with pytest.raises(ValidationError, match=r"onnx\n"):
+        verify_spec(place)
+    mlp = {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10}
+    for changes in (
+        {"model": {"safetensors": place, **mlp}},
+        {"model": {"huggingface": place}},
+        {"data": {"source": "file", "format": "tokens", "file": place}},
+        {"data": {"source": "file", "format": "arrays", "file": place, "axes": ["C"], "classes": 2}},
+    ):
+        with pytest.raises(ValidationError, match="id_expected"):
+            train_spec("x", **changes)

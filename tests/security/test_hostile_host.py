@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from waiting import eventually
 from worker_fleet import HOST, train_spec
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Artifact, AttemptRef, NotFound
 from service.jobs.settings import Settings
 from service.jobs.store import Store

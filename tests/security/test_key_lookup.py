@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.store import Store, keys
 from service.jobs.store.client import BrokerClient
 

@@ -10,7 +10,7 @@ from lanes import first_fast
 from pydantic import SecretStr
 from serving import Service, serving
 
-from api.problems import MOST_ERRORS
+from api.requests.problems import MOST_ERRORS
 from service.jobs.settings import Settings
 
 MLP = {"family": "mlp", "in_features": 1000, "hidden": [4], "out_features": 1}

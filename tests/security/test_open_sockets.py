@@ -26,10 +26,11 @@ from sockets import received
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from waiting import eventually
 
+from api.front import known_names
+from api.front.middleware import is_known
 from api.main import create_app
-from api.middleware import is_known, known_names
-from api.serving import ApiServer, limited
-from service.jobs.private import NotPrivateError, close_to_others
+from api.server.serving import ApiServer, limited
+from service.jobs.host import NotPrivateError, close_to_others
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 

@@ -23,18 +23,22 @@ from api.routes.metrics import _thin, collect
 from api.routes.timeline import _by_step, _rows
 from api.routes.tree import _rows as _bounds
 from api.routes.tree import _searches
-from service.jobs.curves import CurveKeeper
-from service.jobs.event_files import EventReader, newest_logged, rank_file, recorded
 from service.jobs.events import (
     EVENT_TYPES,
+    LONGEST_EVENT,
     LONGEST_MESSAGE,
     LONGEST_WORDS,
     RECORDED_ONLY,
+    EventReader,
     MalformedEvent,
+    OddWord,
     event_key,
+    newest_logged,
     parse_event,
+    rank_file,
+    recorded,
 )
-from service.jobs.rank_words import LONGEST_EVENT, OddWord
+from service.jobs.events.curves import CurveKeeper
 from service.jobs.records import ListedJob, Progress
 from service.jobs.store.attempts import _phases, _progress
 from workers.event_protocol import Done, Terminated, TextLine, parse_greeting, parse_last_word

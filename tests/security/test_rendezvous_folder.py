@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from worker_fleet import train_spec
 
-from service.jobs import rendezvous_folder
 from service.jobs.records import AttemptRef, Claim, HostShare
-from service.jobs.rendezvous_folder import RendezvousError
+from service.jobs.runtime import RendezvousError, rendezvous_folder
 from workers.supervisor.attempt_folder import agree
 
 

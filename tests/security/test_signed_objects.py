@@ -10,7 +10,7 @@ import pytest
 from launching import Torchrun
 from sockets import payload
 
-from service.jobs import rendezvous_folder
+from service.jobs.runtime import rendezvous_folder
 
 
 def meet_without_secret(folder: str, marker: str) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from sockets import received
 from waiting import LIMIT_S, eventually
 
 from api.main import create_app
-from api.serving import LEAST_BODY, LEAST_READ, LONGEST_HEAD, ApiServer, limited
-from api.stream import Hub
+from api.server.serving import LEAST_BODY, LEAST_READ, LONGEST_HEAD, ApiServer, limited
+from api.streams import Hub
 from service.jobs.settings import Settings
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store

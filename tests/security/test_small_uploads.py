@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import gzip
-import io
-import zipfile
 from typing import Any
 
 import pytest
+from archives import zipped
 from lanes import first_fast
 from onnx import ModelProto, TensorProto, helper
 from serving import problems, stored
 
 from service.formats.archive import FREE_COMPRESSED, Unpacking, UploadError
-from service.formats.onnx import MOST_FIELDS, OnnxError, parse_unpacked
+from service.formats.onnx import OnnxError
+from service.formats.onnx.model_file import MOST_FIELDS, parse_unpacked
 from service.formats.protobuf import has_more_fields
 from service.jobs.checks.queries import MOST_SHOWN
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import LONGEST_TEXT
 
 DECLARED = "(declare-const X_0 Real)\n(declare-const Y_0 Real)\n(assert (<= X_0 1))\n(assert (>= X_0 0))\n"
@@ -42,14 +42,6 @@ def empty_nodes(count: int) -> bytes:
         varint.append(length & 127 | (128 if length > 127 else 0))
         length >>= 7
     return content + b"\x3a" + bytes(varint) + nodes
-
-
-def zipped(members: dict[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return made.getvalue()
 
 
 def bundle() -> bytes:

@@ -29,7 +29,8 @@ from typer.testing import CliRunner
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.settings import Settings
 from service.jobs.submission.check import check_names
-from service.jobs.text import SafeFormatter, first_control, visible, visible_json
+from service.jobs.text import first_control, visible, visible_json
+from service.jobs.text.safe_text import SafeFormatter
 from trivet.cli.context import job_ids
 from trivet.cli.main import program
 from trivet.terminal import Terminal, paragraph

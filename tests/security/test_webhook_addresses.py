@@ -16,12 +16,13 @@ from waiting import eventually
 from webhook_receiver import Receiver
 from webhook_service import SPEC, notices
 
-from api.webhook_address import ForbiddenTarget, WebhookAddress, is_public, may_reach, vetted
+from api.deliveries import ForbiddenTarget, WebhookAddress, vetted
+from api.deliveries.addresses import is_public, may_reach
 from service.jobs.kinds.registry import spec_adapter
+from service.jobs.records.webhooks import new_secret, sign
 from service.jobs.settings import Settings
-from service.jobs.spec.notify import check_url
+from service.jobs.spec.common import check_url
 from service.jobs.store.keyspace import WEBHOOKS
-from service.jobs.webhooks import new_secret, sign
 from trivet.webhooks import InvalidDelivery, verify
 
 

@@ -17,13 +17,13 @@ from waiting import eventually
 from webhook_receiver import Receiver
 from webhook_service import SPEC, notices
 
-from service.jobs.embedded import EmbeddedBroker
 from service.jobs.events import MetricEvent
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import PartOutcome
+from service.jobs.records.webhooks import WebhookEvent
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport
 from service.jobs.store.keyspace import WEBHOOK_DUE, WEBHOOKS_FAILING
-from service.jobs.webhooks import WebhookEvent
 from trivet.webhooks import verify
 from workers.supervisor.uploader import Thresholds
 

@@ -67,5 +67,5 @@ def test_releases_are_told_apart_by_their_first_two_numbers() -> None:
 
 
 def test_the_table_of_what_was_tried_names_each_release() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "run" / "deploy.md").read_text()
     assert [each for each in TRIED if f"| {each}." not in text] == []

@@ -17,7 +17,7 @@ from training_runs import JOB, MLP, train
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.plugins import Features, ModelConfig, ParallelSpec
 from service.jobs.spec.data import DigitsData
 from service.jobs.spec.model import ConvnetConfig, MlpConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from training_runs import JOB, MLP, train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.models import WeightsError, trained
 from service.parallel import checkpoint
 

@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from training_runs import TRANSFORMER, train, upload
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.data import FileArrays, FileTokens, TokensData
 from service.models import data
 from service.models.data import files, order, packed

@@ -10,7 +10,7 @@ import torch
 from launching import Torchrun
 from training_runs import JOB, MLP, train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.models.data import Split
 from service.parallel import checkpoint
 from service.training import loop

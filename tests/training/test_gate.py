@@ -14,14 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.layout import DataLayout
-from service.jobs.spec.arithmetic import PrecisionSpec
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.files import DataLayout
+from service.jobs.spec.arithmetic import CompileChoice, PrecisionSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
-from service.jobs.spec.train import CompileChoice, PipelineSpec, TrainSpec
+from service.jobs.spec.train import PipelineSpec, TrainSpec
 from service.models.parallelize import ModelRecipe, difference, fingerprint
-from service.training.gate import GateError, allowed_modes, gate_fingerprints, lowest, portable_caches
+from service.training.gate import GateError, allowed_modes, gate_fingerprints, lowest_mode, portable_caches
 
 GATE = "job_" + "g" * 20
 MLP, TRANSFORMER = MlpConfig(in_features=64, hidden=(8, 8), out_features=10), TransformerConfig(layers=2)
@@ -126,7 +126,7 @@ def test_stages_need_cuda_graphs_checked_on_stages(data: DataLayout) -> None:
     graphs, fewer = CompileChoice(train=True, gate=GATE), CompileChoice(train=True, inference=True, gate=GATE)
     with pytest.raises(GateError, match="on a model in one piece, here are 2 stages"):
         allowed_modes(graphs, [OWN], data, micro_batches=4, stages=2)
-    assert lowest(allowed_modes(fewer, [OWN], data, micro_batches=4, stages=2)) == "inductor"
+    assert lowest_mode(allowed_modes(fewer, [OWN], data, micro_batches=4, stages=2)) == "inductor"
 
 
 def test_cuda_graphs_checked_on_stages_are_opened_for_them(data: DataLayout) -> None:
@@ -139,7 +139,7 @@ def test_cuda_graphs_checked_on_stages_are_opened_for_them(data: DataLayout) -> 
 def test_a_lower_mode_for_evaluation_rules_out_cuda_graphs_in_training(data: DataLayout) -> None:
     publish(data, {"gate": {**PASSED, "train": "reduce-overhead", "inference": "inductor"}})
     modes = allowed_modes(CompileChoice(train=True, inference=True, gate=GATE), [OWN], data, micro_batches=2)
-    assert lowest(modes) == "inductor"
+    assert lowest_mode(modes) == "inductor"
 
 
 def test_what_was_compiled_is_found_by_phase_mode_and_rank(data: DataLayout) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from training_runs import JOB, MLP, TRANSFORMER, train, upload
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.model import FromHuggingFace, ModelRef
 from service.models import WeightsError, build, huggingface, load_into
 from service.models.reference import resolve

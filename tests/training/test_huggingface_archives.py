@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from archives import zipped
 from llama_checkpoints import CONFIG, checkpoint_tensors, packed, upload_checkpoint, write_checkpoint
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
@@ -22,7 +22,7 @@ from training_runs import JOB, TRANSFORMER, train, upload
 
 from service.formats import archive
 from service.formats.llama import LlamaError, read_config, their_names, write_config
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.model import TransformerConfig
 from service.models import WeightsError, huggingface
 
@@ -183,14 +183,6 @@ def test_derived_tensors_and_an_index_are_obeyed(tmp_path: Path) -> None:
     (folder / archive.INDEX).write_text(json.dumps({"weight_map": {"x": "../../model-2.safetensors"}}))
     with pytest.raises(WeightsError, match=r"names model-2.safetensors, which the archive does not have"):
         huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
-
-
-def zipped(members: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as opened:
-        for name, content in members.items():
-            opened.writestr(name, content)
-    return buffer.getvalue()
 
 
 def linked() -> bytes:

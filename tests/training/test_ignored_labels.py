@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from training_runs import train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.plugins import IGNORED
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.train import TrainSpec

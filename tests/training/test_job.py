@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from training_runs import JOB, MLP, TRANSFORMER, Recording, train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.data import DigitsData
 from service.jobs.spec.model import MlpConfig
 from service.models import build, data, parallelize

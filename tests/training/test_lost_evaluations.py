@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from training_runs import JOB, MLP, train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.training import loop
 from service.training.history import History
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training_runs import JOB, train
 
-from service.jobs.layout import DataLayout
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.files import DataLayout
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.train import TrainSpec
 from service.models import data, registry

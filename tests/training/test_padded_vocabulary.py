@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from training_runs import JOB, TRANSFORMER, train
 
-from service.jobs.layout import DataLayout
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.files import DataLayout
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import TransformerConfig
 from service.models import build, load_into
 from service.parallel import distributed

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from training_runs import JOB, MLP, TRANSFORMER
 from training_runs import train as train_and_evaluate_all
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.models import WeightsError, trained
 from service.parallel import checkpoint
 from service.training.checkpoints import newest_checkpoint

@@ -15,7 +15,7 @@ from lanes import slow_but_for
 from launching import Torchrun
 from training_runs import JOB, MLP, train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, CheckpointError, DirectSaver, PublishError, saver, storage
 

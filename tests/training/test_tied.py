@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from training_runs import JOB, TRANSFORMER, train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
 

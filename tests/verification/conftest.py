@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from verify_jobs import train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 
 
 @pytest.fixture(scope="module")

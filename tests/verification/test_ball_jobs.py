@@ -8,7 +8,7 @@ import pytest
 import torch
 from verify_jobs import TRAINED, context, specification, trained_model
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.models.data import load
 from service.verification import job
 

@@ -11,7 +11,7 @@ from onnx_models import model, node
 from verify_jobs import context
 
 from service.bounds.onnx.reading import Runtime, parse
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.verification import job
 
 WEIGHTS = np.random.default_rng(1).normal(size=(3, 2))

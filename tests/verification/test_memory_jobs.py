@@ -17,7 +17,7 @@ from verify_jobs import context, specification
 
 from service.bounds.memory import SystemMeter
 from service.bounds.methods import CROWN
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 
@@ -129,7 +129,7 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
     from service.bounds.memory import MemoryBudget, MemoryShortageError
     from service.bounds.methods import METHODS, BoundOptions
     from service.bounds.network import prepare
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.jobs.spec.model import MlpConfig
     from service.models import build
     from service.parallel import distributed

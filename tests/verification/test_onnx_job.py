@@ -17,7 +17,7 @@ from onnx_models import model, node
 from verify_jobs import context
 
 from service.bounds.onnx import load
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.properties import PropertyError

@@ -14,7 +14,7 @@ from onnx_jobs import specification, upload
 from verify_jobs import context
 
 from service.bounds.onnx.reading import Runtime, parse
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.verification import job
 
 DRAW = np.random.default_rng(7)

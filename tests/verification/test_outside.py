@@ -5,20 +5,30 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnx
 import pytest
 from onnx_jobs import BOX, DECLARED, NETWORK, reach, specification, upload
 from onnx_models import model, node
+from torch import Tensor
 from verify_jobs import context
 
+from service.bounds.network import prepare
+from service.bounds.onnx import load
 from service.bounds.onnx.own_file import OwnFile
 from service.bounds.onnx.reading import Runtime, parse
-from service.bounds.operators.onnx import Array
-from service.jobs.layout import DataLayout
+from service.bounds.operators.conversion import Array
+from service.jobs.files import DataLayout
+from service.jobs.spec.verify import VerifySpec
 from service.verification import job
+from service.verification.bab.specification import Specification
+from service.verification.bab.visited import VisitedInputs
+from service.verification.defined import open_tests
 from service.verification.failures import RowsFailedError
+from service.verification.task import Task
 
 BEYOND = reach()[1] + 5
 
@@ -65,6 +75,26 @@ def test_the_budget_says_how_many_inputs_are_run(
     assert report.bounds[0]["verdict"] == "verified"
     assert len(asked) == replays
     assert all(x.dtype == np.float32 and bool((np.abs(x) <= 1).all()) for x in asked)
+
+
+def test_inputs_that_a_search_visited_nearest_to_a_counterexample_are_run(
+    data: DataLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, visited, add = list[Array](), list[tuple[float, list[float]]](), VisitedInputs.add
+
+    def noted(self: VisitedInputs, searched: Specification, x: Tensor, distances: Tensor) -> None:
+        visited.extend(zip(distances.tolist(), searched.nearest(x.double()).tolist(), strict=True))
+        add(self, searched, x, distances)
+
+    monkeypatch.setattr(VisitedInputs, "add", noted)
+    monkeypatch.setattr(OwnFile, "flat", giving(lambda x: np.array([-BEYOND, 0.0]), asked))
+    ranked, report = context(data)
+    job.run(specification(data, query(reach()[1] + 0.1), method="beta-crown", budget={"replays": 40}), ranked)
+    assert report.bounds[0]["verdict"] == "verified"
+    assert report.bounds[0]["decided_by"] in {"input splitting", "activation splitting"}
+    assert len(asked) == 40
+    nearest = [np.float32(x).tolist() for _, x in sorted(visited, key=lambda pair: pair[0])[:20]]
+    assert [x.tolist() for x in asked[:20]] == nearest
 
 
 def test_inputs_are_numbers_of_the_file_within_the_exact_box(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +147,24 @@ def test_where_a_model_has_no_value_nothing_is_verified(data: DataLayout, name: 
             assert report.bounds[0]["reason"].startswith(f"{told} may have no value in the box, or overflow")
 
 
+@pytest.mark.parametrize(("lower", "is_noted"), [(-1.0, True), (1.0, False)])
+def test_bounds_that_may_not_hold_where_a_value_is_no_number_say_so(
+    data: DataLayout, lower: float, is_noted: bool
+) -> None:
+    """A cast of what is no number is one, and outside of the bounds."""
+    nodes = [node("Log", ["x"], "l"), node("Clip", ["l", "one", "one"], "c"), node("Cast", ["c"], "i", to=6)]
+    content = model([*nodes, node("Cast", ["i"], to=1)], [1, 1], {"one": np.float32(1)})
+    assert Runtime.of(parse(content)).flat(np.float32([-1.0])).tolist() == [-(2.0**31)]
+    ranked, report = context(data)
+    asked = {"kind": "verify", "device": "cpu", "model": {"onnx": upload(data, content)}, "method": "ibp"}
+    asked["property"] = {"box": {"lower": [lower], "upper": [2.0]}}
+    job.run(VerifySpec.model_validate(asked), ranked)
+    row = report.bounds[0]
+    assert -1 <= row["lower"][0] <= row["upper"][0] <= 2
+    note = "bounds hold where every value is a number: 'log_l' (aten.log.default) may have none in the box, or overflow"
+    assert row["note"] == (note if is_noted else None)
+
+
 def test_what_is_open_about_a_value_is_told(data: DataLayout) -> None:
     nodes = [node("Log", ["x"], "l"), node("IsNaN", ["l"], "t"), node("Where", ["t", "ten", "x"])]
     file = {"onnx": upload(data, model(nodes, [1, 1], {"ten": np.float32(10)}))}
@@ -125,6 +173,15 @@ def test_what_is_open_about_a_value_is_told(data: DataLayout) -> None:
     job.run(specification(data, f"{asked}(assert (>= Y_0 5))", model=file, budget={"seconds": 1}), ranked)
     assert report.bounds[0]["verdict"] in {"unknown", "timeout"}
     assert report.bounds[0]["reason"].endswith("; whether 'isnan_t' is asked about a number cannot be told in the box")
+
+
+def test_a_mesh_says_that_it_leaves_such_questions_open() -> None:
+    nodes = [node("IsNaN", ["x"], "t"), node("Where", ["t", "ten", "x"])]
+    network = prepare(load(model(nodes, [1, 1], {"ten": np.float32(10)})), (1,))
+    engine = SimpleNamespace(is_alone=False, anywhere=bool, network=network)
+    assert "parallel.tp and parallel.pp of 1 may decide this" in open_tests(
+        cast(Task, SimpleNamespace(engine=engine)), 0
+    )
 
 
 def test_the_own_file_takes_whole_numbers_where_its_input_is_one() -> None:

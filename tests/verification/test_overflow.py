@@ -18,7 +18,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.formats.vnnlib import Disjunct, Halfspace, Query
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.bab.driver import decide

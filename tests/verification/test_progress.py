@@ -16,7 +16,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions, ProgressMeter
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.verification import progress
 from service.verification.job import run
 from service.verification.progress import JobProgress

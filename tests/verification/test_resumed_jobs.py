@@ -14,8 +14,9 @@ import pytest
 from pyarrow import parquet
 from verify_jobs import context, specification, train
 
-from service.jobs.bounds_row import BoundsRow, RowVerdict
-from service.jobs.layout import DataLayout
+from service.jobs.events import BoundsRow
+from service.jobs.events.bounds_row import RowVerdict
+from service.jobs.files import DataLayout
 from service.verification import job
 from service.verification.results import DecidedRow, ResumeLog
 

@@ -9,7 +9,7 @@ from onnx_jobs import specification, upload
 from onnx_models import model, node
 from verify_jobs import context
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.verification import job
 from service.verification.rounding_guard import REASON
 

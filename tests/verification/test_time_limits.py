@@ -16,7 +16,7 @@ from service.bounds.methods import ALPHA_CROWN, CROWN, BoundOptions, Method
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 from service.bounds.progress import OutOfTimeError
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 

@@ -80,7 +80,7 @@ class Streams(nn.Module):
 
 def compare(alone: dict[str, Ends]) -> dict[str, dict[str, float]]:
     """Differences to one process, relative to the bounds' size, and how many relaxed values each rank has alone."""
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 
@@ -180,7 +180,7 @@ def certify_tokens(
 
     from verify_jobs import context
 
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.spec.verify import VerifySpec
     from service.parallel import distributed
     from service.verification import job

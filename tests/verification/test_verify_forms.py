@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import io
 import re
-import zipfile
 from typing import Any
 
 import pytest
 import torch
+from archives import zipped
 from lanes import slow_but_for
 from onnx_jobs import BOX, DECLARED, NETWORK, reach, specification, upload
 from onnx_models import dense
@@ -17,7 +16,7 @@ from verify_jobs import Recorder, context, trained_model
 from verify_jobs import specification as of_digits
 
 from service.bounds.onnx import load
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.verification import job
 
 
@@ -26,11 +25,7 @@ def query(threshold: float) -> str:
 
 
 def archive(members: dict[str, str]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as written:
-        for name, text in members.items():
-            written.writestr(f"{name}.gz", gzip.compress(text.encode()))
-    return made.getvalue()
+    return zipped({f"{name}.gz": gzip.compress(text.encode()) for name, text in members.items()})
 
 
 @pytest.mark.slow

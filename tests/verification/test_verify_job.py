@@ -14,8 +14,8 @@ from torch import nn
 from verify_jobs import context, robustness, specification, trained_model
 
 from service.bounds.graph import UnsupportedModelError
-from service.jobs.bounds_row import BoundsRow
-from service.jobs.layout import DataLayout
+from service.jobs.events import BoundsRow
+from service.jobs.files import DataLayout
 from service.models import build
 from service.models.data import load
 from service.verification import job

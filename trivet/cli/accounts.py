@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES
+from service.jobs.accounts import DEFAULT_PROJECT, ROLES, SCOPES
 from trivet.cli.context import JsonFlag, client, fails_well, future, out, print_json, refuse, table
 from trivet.cli.fleet import ExpiresOption, print_secret
 from trivet.cli.jobs import age

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from service.jobs.audit import AuditAction, AuditEntry, AuditHead, BrokenChain, VerifiedChain, verify_chain
-from trivet.cli.context import FAILED, JsonFlag, client, err, fails_well, out, past, print_json, refuse, table
+from service.jobs.records.audit import AuditAction, AuditEntry, AuditHead, BrokenChain, VerifiedChain, verify_chain
+from trivet.cli.context import JsonFlag, client, err, fails_well, out, past, print_json, refuse, table
+from trivet.cli.exit_codes import ExitCode
 
 audit_app = typer.Typer(help="The audit log (needs an admin key).", invoke_without_command=True)
 
@@ -92,7 +93,7 @@ def verify(
         found = _verified(file, noted)
     except BrokenChain as error:
         err.block(str(error), style="red")
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(ExitCode.FAILED) from None
     if as_json:
         print_json({"first": found.first, "entries": found.entries, "head": found.head.model_dump()})
         return

@@ -58,7 +58,7 @@ def invite(
     """Print an invitation, with which `trivet worker --join` adds another host to the fleet. It holds the
     user's password, so send it as you would send a password.
     """
-    from service.jobs.broker_url import Invitation  # noqa: PLC0415
+    from service.jobs.settings import Invitation  # noqa: PLC0415
     from service.jobs.store import acl  # noqa: PLC0415
 
     try:

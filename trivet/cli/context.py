@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Table
 
 from service.jobs.text import visible
+from trivet.cli.exit_codes import ExitCode
 from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.terminal import Terminal, paragraph
 
@@ -47,12 +48,6 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
 def _described(job: ListedJob) -> str:
     return visible(f"{job.state} {job.kind} {job.name}").replace("\n", " ")
 
-
-FAILED = 1
-"""The job failed or was cancelled."""
-_REFUSED = 2
-"""The command or its input was refused, or the service is out of reach."""
-_INTERRUPTED = 130
 
 _ELSEWHERE = (
     "If one runs: go to the folder where it was started, or set TRIVET_DATA to the .trivet there, or TRIVET_URL and "
@@ -102,14 +97,14 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
             err.block(_fields(error), style="red")
         except BrokenPipeError:
             sys.stderr.close()
-            raise typer.Exit(0) from None
+            raise typer.Exit(ExitCode.DONE) from None
         except (TrivetError, OSError) as error:
             err.block(str(error), style="red", indent=2)
         except UnicodeEncodeError as error:
             err.print(f"{error.object!r} cannot be sent: it is not valid UTF-8 text", style="red")
         except KeyboardInterrupt:
-            raise typer.Exit(_INTERRUPTED) from None
-        raise typer.Exit(_REFUSED)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        raise typer.Exit(ExitCode.REFUSED)
 
     return wrapped
 
@@ -117,7 +112,7 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
 def refuse(message: str) -> NoReturn:
     """End the command: its input was wrong."""
     err.block(message, style="red", indent=2)
-    raise typer.Exit(_REFUSED)
+    raise typer.Exit(ExitCode.REFUSED)
 
 
 def each_of(job_ids: Sequence[str], act: Callable[[str], T]) -> tuple[list[T], int]:
@@ -131,7 +126,7 @@ def each_of(job_ids: Sequence[str], act: Callable[[str], T]) -> tuple[list[T], i
             done.append(act(job_id))
         except Refused as error:
             err.block(f"{job_id}: {error}", style="red", indent=2)
-    return done, 0 if len(done) == len(job_ids) else _REFUSED
+    return done, ExitCode.DONE if len(done) == len(job_ids) else ExitCode.REFUSED
 
 
 def print_json(value: Any) -> None:

@@ -8,12 +8,13 @@ from typing import Annotated, cast
 
 import typer
 
-from service.jobs.launchers import LOCAL
+from service.jobs.accounts import ROLES, SCOPES, Scope
 from service.jobs.monitoring.alerts import ShownAlert
-from service.jobs.projects import ROLES, SCOPES, Scope
 from service.jobs.records import ApiKey, Host
 from service.jobs.settings import Settings, describe
+from service.jobs.spec.common import LOCAL
 from trivet.cli.context import JsonFlag, client, duration, fails_well, future, out, print_json, refuse, table
+from trivet.cli.exit_codes import ExitCode
 from trivet.cli.jobs import age
 
 keys_app = typer.Typer(help="API keys (needs an admin key).", no_args_is_help=True)
@@ -82,7 +83,7 @@ def alerts(
     else:
         _print_alerts(found)
     if any(alert.state == "firing" for alert in found):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _print_alerts(alerts: list[ShownAlert]) -> None:

@@ -9,11 +9,10 @@ from typing import Annotated, cast
 import typer
 from rich.text import Text
 
-from service.jobs import documents
 from service.jobs.records import Job, JobOrder, JobPhase, ListedJob
-from service.jobs.states import STATES, JobState
-from service.jobs.text import visible
-from service.jobs.webhooks import WebhookDelivery
+from service.jobs.records.webhooks import WebhookDelivery
+from service.jobs.spec.common import STATES, JobState
+from service.jobs.text import documents, visible
 from trivet.cli.context import (
     JobArgument,
     JobArguments,

@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from service.jobs.host import ENV_PREFIX
 from service.jobs.settings import Settings
-from service.jobs.settings_file import ENV_PREFIX
 from trivet.cli.context import JsonFlag, fails_well, out, print_json, refuse
+from trivet.cli.exit_codes import ExitCode
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 """A link to the checkout's folder; in an installation, the files themselves."""
@@ -66,8 +67,8 @@ def backup(
     as_json: JsonFlag = False,
 ) -> None:
     """Back up the jobs, events, keys, uploads and artifacts of the data folder's service, while it runs."""
-    from service.jobs.backup import BackupError, make  # noqa: PLC0415 - other commands need no store
     from service.jobs.store import Store, StoreUnavailable  # noqa: PLC0415
+    from service.jobs.store.backup import BackupError, make  # noqa: PLC0415 - other commands need no store
 
     settings = Settings()
     if settings.redis_url is not None:
@@ -104,9 +105,9 @@ def restore(
     """Restore a backup into the data folder, which must be empty or absent. Running jobs are queued again: end
     the old service first, or they run there as well.
     """
-    from service.jobs.backup import BackupError, restore  # noqa: PLC0415
-    from service.jobs.embedded import BrokerError  # noqa: PLC0415
-    from service.jobs.private import NotPrivateError  # noqa: PLC0415
+    from service.jobs.host import NotPrivateError  # noqa: PLC0415
+    from service.jobs.host.embedded_broker import BrokerError  # noqa: PLC0415
+    from service.jobs.store.backup import BackupError, restore  # noqa: PLC0415
 
     settings = Settings()
     try:
@@ -121,7 +122,6 @@ def restore(
         out.print(f"queued again, because they were running when the backup was made: {' '.join(found.queued)}")
 
 
-_WRONG = 1
 _STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
@@ -143,7 +143,7 @@ def doctor(as_json: JsonFlag = False) -> None:
                 out.print(f"          {finding.advice}")
     if as_json:
         print_json({"findings": [asdict(finding) for finding in found]})
-    raise typer.Exit(_WRONG if any(finding.status == "wrong" for finding in found) else 0)
+    raise typer.Exit(ExitCode.FAILED if any(finding.status == "wrong" for finding in found) else ExitCode.DONE)
 
 
 def init(

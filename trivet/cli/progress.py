@@ -23,7 +23,7 @@ from rich.table import Column
 from rich.text import Text
 
 from service.jobs.runtime import WORKING
-from service.jobs.states import TERMINAL
+from service.jobs.spec.common import TERMINAL
 from service.jobs.text import visible
 from trivet.terminal import Terminal
 

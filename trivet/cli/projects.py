@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.jobs.projects import ROLES, ProjectDetails, Quotas
+from service.jobs.accounts import ROLES, ProjectDetails, Quotas
 from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, refuse, table
 from trivet.cli.jobs import age
 

@@ -13,9 +13,9 @@ from typing import IO, Annotated, Any, Literal, cast
 import typer
 from rich.table import Table
 
-from service.jobs import documents
-from service.jobs.levels import Level, is_at_least
-from service.jobs.states import TERMINAL
+from service.jobs.events import Level, is_at_least
+from service.jobs.spec.common import TERMINAL
+from service.jobs.text import documents
 from trivet.cli.context import JobArgument, JsonFlag, client, err, fails_well, out, print_json, refuse, table
 from trivet.client import Client
 

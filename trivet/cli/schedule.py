@@ -14,7 +14,7 @@ from trivet.cli import specs
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse
 
 if TYPE_CHECKING:
-    from service.jobs.plan import Plan, PlannedCell, PlannedRank
+    from service.jobs.submission.plan import Plan, PlannedCell, PlannedRank
 
 _LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 _STYLES = {"forward": "blue", "backward": "yellow", "backward_input": "red", "backward_weight": "magenta"}
@@ -97,8 +97,8 @@ def _of_spec(source: str, changes: Sequence[str]) -> Plan:
     # These import every spec; other commands do not need them.
     from service.jobs.checks.fit import check_pipeline  # noqa: PLC0415
     from service.jobs.kinds.registry import spec_adapter  # noqa: PLC0415
-    from service.jobs.plan import plan  # noqa: PLC0415
     from service.jobs.spec.train import TrainSpec  # noqa: PLC0415
+    from service.jobs.submission.plan import plan  # noqa: PLC0415
 
     spec = spec_adapter.validate_python(specs.load(source, changes))
     found: Plan | None = None

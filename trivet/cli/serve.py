@@ -61,7 +61,7 @@ def worker(
 
 def _joined(given: str) -> dict[str, str]:
     """Return the variables of an invited worker."""
-    from service.jobs.broker_url import Invitation, NoInvitation  # noqa: PLC0415
+    from service.jobs.settings import Invitation, NoInvitation  # noqa: PLC0415
     from trivet.joining import join  # noqa: PLC0415 - others need no store
 
     text = given if "@" in given else sys.stdin.read() if given == "-" else Path(given).read_text()

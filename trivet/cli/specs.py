@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from service.jobs import documents
-from service.jobs.documents import Position, nearest, positions
+from service.jobs.text import documents
+from service.jobs.text.documents import Position, nearest, positions
 from trivet.errors import Refused, TrivetError
 
 

@@ -13,7 +13,6 @@ import typer
 from service.jobs.records import Job
 from trivet.cli import progress, specs, sweeps
 from trivet.cli.context import (
-    FAILED,
     JobArgument,
     JsonFlag,
     client,
@@ -23,6 +22,7 @@ from trivet.cli.context import (
     print_json,
     refuse,
 )
+from trivet.cli.exit_codes import ExitCode
 from trivet.cli.specs import SpecFile
 from trivet.client import Client
 from trivet.terminal import Terminal
@@ -106,7 +106,7 @@ def _follow_many(service: Client, titles: dict[str, str], *, as_json: bool) -> N
     else:
         progress.show(out, titles, events)
     if any(service.job(job_id).state != "succeeded" for job_id in titles):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _submit_one(given: SpecFile, project: str | None, watching: bool, as_json: bool) -> None:
@@ -168,7 +168,7 @@ def _finish(service: Client, job: Job, *, as_json: bool) -> None:
     if over.state != "succeeded":
         if as_json and over.error is not None:
             err.block(f"{over.error.type}: {over.error.message}", style="red", indent=2)
-        raise typer.Exit(FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def upload(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trivet.cli.context import FAILED, err, fails_well, out, refuse, table
+from trivet.cli.context import err, fails_well, out, refuse, table
+from trivet.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from trivet.vnncomp.answers import Decided
@@ -52,7 +53,7 @@ def run(
     """Decide an instance, by the service if one answers, and write its results file: sat, unsat, unknown, timeout or
     error, and the witness of sat. What is not decided says why on standard error.
     """
-    from service.jobs.atomic import atomic_write  # noqa: PLC0415
+    from service.jobs.files import atomic_write  # noqa: PLC0415
     from trivet.vnncomp.deciding import Question, decide  # noqa: PLC0415
 
     def ask(*question: Any) -> Mapping[str, Any] | None:
@@ -116,7 +117,7 @@ def score(
         out.write_line(f"open, decided by {', '.join(names)}: {' '.join(key)}{reason and f': {reason}'}")
     if wrong := [key for each in found if each.tool == OWN for key in each.wrong]:
         err.block("\n".join(f"wrong: {' '.join(key)}" for key in wrong), style="red")
-        raise typer.Exit(FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _peer(text: str) -> tuple[str, Path]:

@@ -6,8 +6,8 @@ from typing import Annotated, cast
 
 import typer
 
-from service.jobs.states import JobState
-from service.jobs.webhooks import Webhook
+from service.jobs.records.webhooks import Webhook
+from service.jobs.spec.common import JobState
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
 from trivet.cli.jobs import age
 

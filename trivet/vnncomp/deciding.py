@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from service.formats.vnnlib import Query, VnnlibError, parse
-from service.jobs.states import TERMINAL
+from service.jobs.spec.common import TERMINAL
 from trivet.endpoint import resolve
 from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.vnncomp.answers import CompetitionVerdict, Decided

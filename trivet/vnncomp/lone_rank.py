@@ -23,11 +23,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from service.jobs import rendezvous_folder
-from service.jobs.cache import trim
-from service.jobs.event_files import rank_file
-from service.jobs.layout import DataLayout
-from service.jobs.runtime import GATE_ARTIFACTS, HOST_CACHE
+from service.jobs.events import rank_file
+from service.jobs.files import DataLayout, trim
+from service.jobs.runtime import GATE_ARTIFACTS, HOST_CACHE, rendezvous_folder
 from trivet.errors import TrivetError
 
 JOB = "job_alone"

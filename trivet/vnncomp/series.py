@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.formats.vnnlib import VnnlibError, parse
-from service.jobs.atomic import atomic_write
+from service.jobs.files import atomic_write
 from service.jobs.text import visible
 from trivet.errors import TrivetError
 from trivet.vnncomp.answers import Decided, Witness, WitnessFormatError, verdict_of

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from service.jobs.host import ENV_PREFIX
 from service.jobs.settings import LOOPBACK, Settings
-from service.jobs.settings_file import ENV_PREFIX
 from service.jobs.store import BrokerRefused, Store, StoreUnavailable
 from service.torch_internals.installed import InstalledTorch, faults
 from workers.supervisor.attempt_folder import interface_of

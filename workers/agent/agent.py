@@ -21,19 +21,22 @@ from urllib.parse import urlsplit
 
 from kombu.exceptions import OperationalError
 
-from service.jobs.atomic import atomic_write
-from service.jobs.cache import trim
-from service.jobs.host_load import overcommitment
-from service.jobs.logs import log_fields, log_to_stderr
+from service.jobs.files import atomic_write, trim
+from service.jobs.host import (
+    ENV_PREFIX,
+    NotPrivateError,
+    SupervisorRegistry,
+    close_to_others,
+    config_file,
+    overcommitment,
+)
 from service.jobs.monitoring.numbers import Meter
-from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
+from service.jobs.runtime import Stopwatch
 from service.jobs.settings import Settings
-from service.jobs.settings_file import ENV_PREFIX, config_file
-from service.jobs.spec.base import JOB_ID
-from service.jobs.stopwatch import Stopwatch
+from service.jobs.spec.common import JOB_ID
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
-from service.jobs.supervisor_registry import SupervisorRegistry
+from service.jobs.text import log_fields, log_to_stderr
 from service.jobs.tracing import Attributes, tracing_for
 from service.torch_internals.installed import installed_torch
 from workers.agent.admission import CannotWork, address_of, check_admitted, usable_devices

@@ -17,12 +17,12 @@ import time
 from dataclasses import replace
 from types import FrameType
 
-from service.jobs.logs import log_to_stderr
+from service.jobs.files import remove_tree
+from service.jobs.host import SupervisorRegistry
 from service.jobs.records import AllocatedDevices, Allocation, AttemptRef, NotFound
-from service.jobs.safe_files import remove_tree
 from service.jobs.settings import Settings
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
-from service.jobs.supervisor_registry import SupervisorRegistry
+from service.jobs.text import log_to_stderr
 from workers.agent.admission import address_of
 from workers.inventory import versions
 from workers.launcher.confinement import available

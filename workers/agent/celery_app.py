@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 from celery import Celery, signals
 from celery.apps.worker import Worker
 
-from service.jobs.broker_url import tls_options
 from service.jobs.records import AttemptRef
+from service.jobs.settings import tls_options
 from service.jobs.store.acl import CELERY_PREFIX
 
 TASK = "trivet.launch"

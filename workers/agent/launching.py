@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from service.jobs.layout import DataLayout
-from service.jobs.states import TERMINAL
+from service.jobs.files import DataLayout
+from service.jobs.spec.common import TERMINAL
 from service.jobs.store import KnownJob, PendingLaunch, Store
 from workers.launchers import (
     AllocationRequest,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from service.jobs.processes import Process
+from service.jobs.host import Process
 from service.jobs.records import AttemptRef
 from workers.linux import ROOM
 from workers.supervisor.command import allowed

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from service.jobs import rendezvous_folder
+from service.jobs.runtime import rendezvous_folder
 
 BACKEND = "folder"
 _POLL_S = 0.02

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.jobs.safe_files import Folder, UnsafePathError
+from service.jobs.files import Folder, UnsafePathError
 from workers.linux import forbid_new_privileges
 
 MINIMUM_ABI = 2

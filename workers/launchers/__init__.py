@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from service.jobs.launchers import PendingLaunch, launchers, unknown_launcher
+from service.jobs.spec.common import PendingLaunch, launchers, unknown_launcher
 
 Pool = Literal["cuda", "cpu"]
 

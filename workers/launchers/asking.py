@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import NoReturn
 
-from service.jobs.settings_file import ENV_PREFIX
+from service.jobs.host import ENV_PREFIX
 from workers.launchers import LauncherUnavailable
 
 ANSWER_S = 30.0

@@ -23,21 +23,21 @@ from typing import Literal, NoReturn, cast
 
 import orjson
 
-from service.jobs.atomic import atomic_write
-from service.jobs.disk import DISK_FULL, full_disk
-from service.jobs.layout import DataLayout
-from service.jobs.reporting import Channel, RankReporter, connect
+from service.jobs.files import DISK_FULL, DataLayout, atomic_write, full_disk
 from service.jobs.runtime import (
     ENDING,
     GATE_ARTIFACTS,
     HOST_CACHE,
     LARGEST_RESULT,
     RESULT,
+    Channel,
+    RankReporter,
     RefusedError,
     RunContext,
     Runner,
+    Stopwatch,
+    connect,
 )
-from service.jobs.stopwatch import Stopwatch
 from workers.event_protocol import LineSplitter
 from workers.imports import uncollected
 from workers.linux import die_with_parent, uptime

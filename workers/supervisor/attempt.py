@@ -15,23 +15,19 @@ from typing import Any, cast
 
 import orjson
 
-from service.jobs.event_files import host_file, rank_file
-from service.jobs.events import RECORDED_ONLY, ArtifactEvent, Event
-from service.jobs.layout import DataLayout
-from service.jobs.rank_words import OddWord
+from service.jobs.events import RECORDED_ONLY, ArtifactEvent, Event, host_file
+from service.jobs.files import DataLayout, Folder
 from service.jobs.records import Artifact, Claim, Superseded
-from service.jobs.runtime import GATE_ARTIFACTS, RESULT
-from service.jobs.safe_files import Folder
+from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.tracing import tracing_for
 from workers import event_protocol
 from workers.inventory import oom_kills, threads_of_a_rank
-from workers.rank.stacks import stacks_file
 from workers.supervisor import attempt_folder, command
-from workers.supervisor.attempt_folder import compile_cache, gate_artifacts, open_attempt, read_result
+from workers.supervisor.attempt_folder import LeftResult, compile_cache, gate_artifacts, make_files_of_ranks
 from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, traced_attempt
 from workers.supervisor.collector import Collector, find_unrelayed
-from workers.supervisor.ending import DiskThread, Ending, PartEnding, StallWatch
+from workers.supervisor.first_cause import DiskThread, Ending, FirstCause
 from workers.supervisor.group import Group
 from workers.supervisor.lease import (
     Lease,
@@ -45,8 +41,9 @@ from workers.supervisor.logs import GrowingFile, RotatedLog
 from workers.supervisor.mirror import Mirror
 from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, may_be_the_end_of_all, traceback_name
 from workers.supervisor.publisher import Publisher, clear_unpublished
-from workers.supervisor.relay import Admission, Relay
+from workers.supervisor.rank_socket import Admission, RankSocket
 from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
+from workers.supervisor.stall_watch import StallWatch
 from workers.supervisor.uploader import Thresholds, Uploader
 
 logger = logging.getLogger(__name__)
@@ -81,7 +78,7 @@ class _ClaimedPart:
 
 
 class _PartRun:
-    """Runs one part from its launch to its report. The first cause ends it: see :class:`PartEnding`."""
+    """Runs one part from its launch to its report. The :class:`FirstCause` ends it."""
 
     def __init__(self, store: Store, group: Group, part: _ClaimedPart, trace: AttemptTrace) -> None:
         claim, settings = part.claim, part.settings
@@ -90,48 +87,48 @@ class _PartRun:
         self._layout = DataLayout(Path(part.order.data))
         self._paths = self._layout.job(claim.ref.job_id)
         self._folder = self._paths.attempt(claim.ref.attempt)
-        self._ending = PartEnding(lambda: self._lease.is_over)
-        self._disk = DiskThread(self._folder, self._ending)
+        self._cause = FirstCause(lambda: self._lease.is_over)
+        self._disk = DiskThread(self._folder, self._cause)
         self._loop = asyncio.get_running_loop()
         self._ended_here = False
         self._oom_kills = oom_kills()
         self._record = GrowingFile(host_file(self._folder, claim.ref.host, leads=claim.leads))
         attempts, disk = store.attempts, self._disk.run
-        lose, thresholds = self._ending.lose, Thresholds(claim.spec.notify)
+        lose, thresholds = self._cause.lose, Thresholds(claim.spec.notify)
         self._uploader = Uploader(
             attempts, claim.ref, self._record, lose, thresholds=thresholds, disk=disk, settings=settings
         )
         put, record = self._uploader.put, self._uploader.record
-        self._mirror = Mirror(claim, self._layout, store.artifacts, store.files, settings, lambda: self._ending.is_lost)
+        self._mirror = Mirror(claim, self._layout, store.artifacts, store.files, settings, lambda: self._cause.is_lost)
         store_away = self._mirror.publish
         self._publisher = Publisher(attempts, claim.ref, self._paths, put, record, settings=settings, store=store_away)
-        self._relay = Relay(
+        self._socket = RankSocket(
             group.socket,
             self._folder,
             say=put,
             offer=self._uploader.offer,
-            alarm=lambda: self._ending.end("rank_failed"),
+            alarm=lambda: self._cause.end("rank_failed"),
             admission=Admission(secrets.token_hex(16), claim.ranks, os.getpid()),
             settings=settings,
             most_log_bytes=self._order.policy.most_log_bytes,
         )
-        relay, uploader = self._relay, self._uploader
+        socket, uploader = self._socket, self._uploader
         self._collector = Collector(
-            self._folder, relay, uploader, take=self._take, recover=self._recover, disk=disk, settings=settings
+            self._folder, socket, uploader, take=self._take, recover=self._recover, disk=disk, settings=settings
         )
         publish = self._publish_traceback
         self._stall_watch = StallWatch(
-            relay, self._folder, claim.spec.stall_s, disk=disk, publish_stacks=publish, settings=settings
+            socket, self._folder, claim.spec.stall_s, disk=disk, publish_stacks=publish, settings=settings
         )
         self._lease = Lease(
             attempts, claim.ref, claim.lease_s, part.asked_at, extend=self._extend, tell=self._tell_of_lease
         )
 
     async def run(self) -> None:
-        self._loop.add_signal_handler(signal.SIGINT, self._ending.end, "interrupted")
-        self._loop.add_signal_handler(signal.SIGTERM, self._ending.end, "terminated")
+        self._loop.add_signal_handler(signal.SIGINT, self._cause.end, "interrupted")
+        self._loop.add_signal_handler(signal.SIGTERM, self._cause.end, "terminated")
         self._lease.start()
-        await self._relay.start()
+        await self._socket.start()
         exited = asyncio.create_task(self._group.wait())
         uploads = self._start(self._uploader.run())
         work = (
@@ -145,9 +142,9 @@ class _PartRun:
         )
         tasks = [self._start(each) for each in work]
         try:
-            ending = await self._ending.first()
+            ending = await self._cause.first()
             await self._end_group(ending, exited)
-            await self._relay.drain()
+            await self._socket.drain()
             await self._report(ending, exited.result(), uploads)
         finally:
             self._lease.end()
@@ -158,81 +155,66 @@ class _PartRun:
 
     def _extend(self, until: float) -> None:
         self._group.extend(until)
-        self._relay.extend(until)
+        self._socket.extend(until)
 
     def _tell_of_lease(self, news: News) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the part with it
-            self._loop.call_soon_threadsafe(self._ending.on_news, news)
+            self._loop.call_soon_threadsafe(self._cause.on_news, news)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task beside the others; an unexpected exception ends the part."""
         task = asyncio.create_task(work)
-        task.add_done_callback(self._ending.check)
+        task.add_done_callback(self._cause.check)
         return task
 
     async def _launch(self) -> None:
         """Write the spec, agree on a meeting point, start torchrun."""
         await asyncio.to_thread(self._mirror.fetch)
         manifest = await self._manifest()
-        logs = self._relay.expect(self._claim.ranks)
+        logs = self._socket.expect(self._claim.ranks)
         await self._disk.run(lambda: self._prepare(manifest, logs))
-        if self._ending.is_decided:
+        if self._cause.is_decided:
             return
         try:
             meeting = await attempt_folder.agree(self._claim, self._folder, self._group.folder, self._order.address)
         except TimeoutError:
             said = "the leading host of the gang did not say where to meet; giving up"
             self._uploader.put(event_protocol.log_event(said))
-            self._ending.end("exited")
+            self._cause.end("exited")
             self._group.kill()
             return
-        order, share, scratch = self._order, self._claim.share, self._group.folder / "scratch"
-        scratch.mkdir(mode=0o700)
         owner, digests = await retry_until(self._settings.report_within_s, gate_artifacts, self._store, self._claim)
         await self._disk.run(lambda: self._write(GATE_ARTIFACTS, orjson.dumps(digests)))
-        places = command.GroupPaths(
-            data=self._layout.root,
-            events=self._group.socket,
-            secret=self._relay.admission.secret,
-            scratch=scratch,
-            compiled=compile_cache(owner),
+        self._start_torchrun(meeting, owner)
+
+    def _start_torchrun(self, meeting: attempt_folder.Rendezvous, owner: str) -> None:
+        order, claim, scratch = self._order, self._claim, self._group.folder / "scratch"
+        scratch.mkdir(mode=0o700)
+        secret, compiled = self._socket.admission.secret, compile_cache(owner)
+        places = command.GroupPaths(self._layout.root, self._group.socket, secret, scratch, compiled)
+        devices = order.devices.get(claim.share.pool, len(claim.share.devices))
+        environment = command.rank_environment(
+            claim,
+            meeting,
+            places,
+            threads=threads_of_a_rank(devices),
+            environment=os.environ,
+            more=order.policy.environment,
         )
-        self._trace.launched()
-        self._group.launch(
-            self._claim.spec.kind,
-            command.torchrun_arguments(self._claim, meeting, self._group.logs, self._program),
-            command.rank_environment(
-                self._claim,
-                meeting,
-                places,
-                threads=threads_of_a_rank(order.devices.get(share.pool, len(share.devices))),
-                environment=os.environ,
-                more=order.policy.environment,
-            ),
-            self._paths.work(self._claim.ref.attempt),
-            order.policy.confine(
-                self._claim,
-                self._layout,
-                order.broker_url,
-                read=[self._group.folder],
-                write=[scratch, self._group.logs, meeting.folder, places.compiled],
-                owner=owner,
-            ),
+        write = [scratch, self._group.logs, meeting.folder, compiled]
+        confinement = order.policy.confine(
+            claim, self._layout, order.broker_url, read=[self._group.folder], write=write, owner=owner
         )
+        arguments = command.torchrun_arguments(claim, meeting, self._group.logs, self._program)
+        self._trace.note_launch()
+        self._group.launch(claim.spec.kind, arguments, environment, self._paths.work(claim.ref.attempt), confinement)
 
     async def _manifest(self) -> list[Artifact]:
         return await retry_until(self._settings.claim_within_s, self._store.artifacts.list, self._claim.ref.job_id)
 
     def _prepare(self, manifest: list[Artifact], logs: list[RotatedLog]) -> None:
         """Make all files and folders of the ranks, and begin to listen, before they start."""
-        with open_attempt(self._paths, self._claim.ref.attempt) as attempt:
-            for rank in self._claim.ranks:
-                attempt.append(rank_file(self._folder, rank).name).close()
-                attempt.append(stacks_file(self._folder, rank).name).close()
-            attempt.write("spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
-            with attempt.folder("work") as work:
-                # A broker that lost its last writes gives the same attempt number again.
-                work.remove(RESULT)
+        make_files_of_ranks(self._paths, self._claim)
         if self._claim.leads:
             clear_unpublished(self._paths, manifest)
         self._record.open()
@@ -244,15 +226,15 @@ class _PartRun:
         limit = self._claim.spec.timeout_s
         if limit is not None:
             await asyncio.sleep(limit)
-            self._ending.end("timeout")
+            self._cause.end("timeout")
 
     async def _limit_silence(self) -> None:
-        if await self._stall_watch.stalled():
-            self._ending.end("stalled")
+        if await self._stall_watch.wait_for_stall():
+            self._cause.end("stalled")
 
     async def _watch(self, exited: asyncio.Task[int]) -> None:
         await asyncio.wait({exited})
-        self._ending.end("lease_expired" if exited.result() != 0 and self._lease.is_over else "exited")
+        self._cause.end("lease_expired" if exited.result() != 0 and self._lease.is_over else "exited")
 
     async def _keep_files_fresh(self) -> None:
         while True:
@@ -260,7 +242,7 @@ class _PartRun:
             await self._write_files()
 
     async def _write_files(self) -> None:
-        files: list[GrowingFile | RotatedLog] = [self._record, *self._relay.files]
+        files: list[GrowingFile | RotatedLog] = [self._record, *self._socket.files]
         for file in files:
             await self._disk.run(file.write)
 
@@ -268,10 +250,10 @@ class _PartRun:
         """End all processes, politely if there is time."""
         if ending == "rank_failed":
             await asyncio.wait({exited}, timeout=self._settings.torchrun_ends_s)
-            self._relay.kill()
+            self._socket.kill()
             await asyncio.wait({exited}, timeout=self._settings.torchrun_reports_s)
-        elif ending in ("stop", "timeout", "interrupted", "terminated") and self._relay.stop():
-            urgent = asyncio.create_task(self._ending.urgent.wait())
+        elif ending in ("stop", "timeout", "interrupted", "terminated") and self._socket.stop():
+            urgent = asyncio.create_task(self._cause.urgent.wait())
             await asyncio.wait({exited, urgent}, timeout=self._order.stop_grace_s, return_when="FIRST_COMPLETED")
             urgent.cancel()
         self._ended_here = not exited.done()
@@ -283,30 +265,19 @@ class _PartRun:
 
         A lost attempt reports only a success, which counts unless another attempt has begun.
         """
-        if output := self._group.output():
-            await self._disk.run(lambda: self._write(f"launcher.{self._order.host}.log", output))
-        if not self._ending.is_lost:
-            for event in self._relay.errors:
-                if event["traceback"] and event["rank"] is not None:
-                    self._publish_traceback(event["rank"], event["traceback"])
-            await self._take_the_rest()
-        await self._write_files()
-        if not self._ending.is_lost:
-            await asyncio.to_thread(self._mirror.finish)
-        self._uploader.close()
-        await asyncio.wait({uploads})
-        evidence = await self._seen(ending, launcher_code)
+        await self._report_output(uploads)
+        evidence = await self._gather_evidence(ending, launcher_code)
         outcome = judge(evidence)
         if ending in _NOT_THE_RANKS and launcher_code == 0:  # they had finished before that could affect them
             whole = judge(replace(evidence, cause="exited", launcher_code=0))
             outcome = whole if whole.status == "succeeded" else outcome
         outcome = self._mirror.judge(outcome)
-        self._trace.ended(outcome, self._relay.errors)
+        self._trace.note_end(outcome, self._socket.errors)
         if outcome.status == "failed" and len(self._claim.shares) > 1 and may_be_aftermath(evidence):
-            await let_others_speak_first(self._store.attempts, self._claim, self._settings, self._ending)
+            await let_others_speak_first(self._store.attempts, self._claim, self._settings, self._cause)
         if outcome.status == "failed" and may_be_the_end_of_all(evidence):
             await let_a_killer_finish(self._settings)
-        if self._ending.is_lost and outcome.status != "succeeded":
+        if self._cause.is_lost and outcome.status != "succeeded":
             return
         try:
             if outcome.status == "succeeded":
@@ -314,6 +285,21 @@ class _PartRun:
             await retry_until(self._settings.report_within_s, self._store.attempts.finish, self._claim.ref, outcome)
         except Superseded as refusal:
             logger.info("the reported end was refused: %s", refusal)
+
+    async def _report_output(self, uploads: asyncio.Task[None]) -> None:
+        """Report the events, files and output of the ranks and of torchrun; a lost attempt only keeps them."""
+        if output := self._group.output():
+            await self._disk.run(lambda: self._write(f"launcher.{self._order.host}.log", output))
+        if not self._cause.is_lost:
+            for event in self._socket.errors:
+                if event["traceback"] and event["rank"] is not None:
+                    self._publish_traceback(event["rank"], event["traceback"])
+            await self._take_the_rest()
+        await self._write_files()
+        if not self._cause.is_lost:
+            await asyncio.to_thread(self._mirror.finish)
+        self._uploader.close()
+        await asyncio.wait({uploads})
 
     async def _take_the_rest(self) -> None:
         """Take the rest of the ranks' events, as far as they can be read before somebody asks for the end."""
@@ -325,7 +311,7 @@ class _PartRun:
                 manifest = await self._manifest()
                 await self._disk.run(lambda: clear_unpublished(self._paths, manifest))
 
-        taking, asked = asyncio.create_task(take()), asyncio.create_task(self._ending.asked.wait())
+        taking, asked = asyncio.create_task(take()), asyncio.create_task(self._cause.asked.wait())
         await asyncio.wait({taking, asked}, return_when="FIRST_COMPLETED")
         await asyncio.wait({taking}, timeout=self._order.stop_grace_s)
         asked.cancel()
@@ -336,40 +322,31 @@ class _PartRun:
         else:
             taking.result()
 
-    async def _seen(self, ending: Ending, launcher_code: int) -> Evidence:
-        relay = self._relay
-        leads = 0 in relay.ranks
-        result: dict[str, Any] | None = None
-        odd_result = ""
-
-        def read() -> None:
-            nonlocal result, odd_result
-            try:
-                result = read_result(self._paths.work(self._claim.ref.attempt))
-            except OddWord as error:
-                odd_result = str(error)
-
+    async def _gather_evidence(self, ending: Ending, launcher_code: int) -> Evidence:
+        socket = self._socket
+        leads, found = 0 in socket.ranks, [LeftResult()]
+        work = self._paths.work(self._claim.ref.attempt)
         if leads:
-            await self._disk.run(read)
+            await self._disk.run(lambda: found.append(LeftResult.read(work)))
         return Evidence(
             cause="lease_expired" if ending == "lost" else ending,
             launcher_code=None if self._ended_here else launcher_code,
             exit_codes=self._group.exit_codes(),
-            errors=relay.errors,
-            terminated=relay.terminated,
-            silent=relay.silent,
+            errors=socket.errors,
+            terminated=socket.terminated,
+            silent=socket.silent,
             ranks=len(self._claim.share.devices),
-            done=sum(rank.done for rank in relay.ranks.values()),
+            done=sum(rank.done for rank in socket.ranks.values()),
             oom_kills=oom_kills() - self._oom_kills,
-            tails=relay.tails,
+            tails=socket.tails,
             launcher_tail=self._group.last_output(),
             leads=leads,
-            result=result,
-            odd_result=odd_result,
+            result=found[-1].result,
+            odd_result=found[-1].odd,
             timeout_s=self._claim.spec.timeout_s,
             stall_s=self._claim.spec.stall_s,
             hanging=self._stall_watch.hanging,
-            fault=self._ending.fault,
+            fault=self._cause.fault,
             attempt=self._claim.ref.attempt,
         )
 
@@ -383,7 +360,7 @@ class _PartRun:
 
     async def _recover(self, first: Event | None) -> None:
         """Relay the unrelayed metrics of earlier attempts; ``first`` is the first metric of this one."""
-        if self._claim.ref.attempt == 1 or 0 not in self._relay.ranks:
+        if self._claim.ref.attempt == 1 or 0 not in self._socket.ranks:
             return
         ref, attempts = self._claim.ref, self._paths.attempts
         try:

@@ -18,26 +18,54 @@ from typing import Any
 
 import psutil
 
-from service.jobs import rendezvous_folder
-from service.jobs.layout import JobPaths
-from service.jobs.projects import owner_in
-from service.jobs.rank_words import OddWord, read_object
+from service.jobs.accounts import owner_in
+from service.jobs.events import OddWord, rank_file, read_object
+from service.jobs.files import Folder, JobPaths
 from service.jobs.records import Claim
-from service.jobs.runtime import LARGEST_RESULT, RESULT
-from service.jobs.safe_files import Folder
+from service.jobs.runtime import LARGEST_RESULT, RESULT, rendezvous_folder
 from service.jobs.store import Store
+from workers.rank.stacks import stacks_file
 
 
 def open_attempt(paths: JobPaths, number: int) -> Folder:
-    """Open the folder of an attempt, and make all folders in which its ranks may write. Raises :class:`OSError`
+    """Open the folder of an attempt, and make all folders in which its ranks may write.
 
-    if something else stands in their place.
+    Raises :class:`OSError` if something else stands in their place.
     """
     paths.root.mkdir(parents=True, exist_ok=True)
     with Folder.open(paths.root) as root:
         for path in (paths.artifacts, paths.checkpoints, paths.published, paths.work(number)):
             root.make(path.relative_to(paths.root).as_posix()).close()
         return root.folder(paths.attempt(number).relative_to(paths.root).as_posix())
+
+
+def make_files_of_ranks(paths: JobPaths, claim: Claim) -> None:
+    """Make the files and folders that the claimed part's ranks write, with their spec."""
+    folder = paths.attempt(claim.ref.attempt)
+    with open_attempt(paths, claim.ref.attempt) as attempt:
+        for rank in claim.ranks:
+            attempt.append(rank_file(folder, rank).name).close()
+            attempt.append(stacks_file(folder, rank).name).close()
+        attempt.write("spec.json", claim.spec.model_dump_json(by_alias=True).encode())
+        with attempt.folder("work") as work:
+            # A broker that lost its last writes gives the same attempt number again.
+            work.remove(RESULT)
+
+
+@dataclass(frozen=True)
+class LeftResult:
+    """What rank 0 has left as its result."""
+
+    result: dict[str, Any] | None = None
+    odd: str = ""
+    """Why what it left is no result."""
+
+    @staticmethod
+    def read(work: Path) -> LeftResult:
+        try:
+            return LeftResult(read_result(work))
+        except OddWord as error:
+            return LeftResult(odd=str(error))
 
 
 def read_result(work: Path) -> dict[str, Any] | None:
@@ -94,7 +122,7 @@ class Rendezvous:
     """The meeting point of an attempt's launchers and ranks, and this host's network interface for ranks."""
 
     folder: Path
-    """See :mod:`service.jobs.rendezvous_folder`."""
+    """See :mod:`service.jobs.runtime.rendezvous_folder`."""
     address: str
     """The address of the leading host."""
     interface: str

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.events import ErrorEvent
-from service.jobs.layout import JobPaths
-from service.jobs.logs import set_log_fields
+from service.jobs.files import Folder, JobPaths
 from service.jobs.records import Claim, PartOutcome
-from service.jobs.safe_files import Folder
 from service.jobs.store import Store
+from service.jobs.text import set_log_fields
 from service.jobs.tracing import TraceSpan, Tracing, trace_id, valid_traceparent
 from workers.supervisor.lease import retry_until
 from workers.supervisor.settings import SupervisorSettings
@@ -52,7 +51,7 @@ def traced_attempt(tracing: Tracing, parent: str | None, claim: Claim, paths: Jo
     before = _spans_of(paths.attempt(ref.attempt - 1)) if tracing.is_on else ()
     try:
         with tracing.span("attempt", parent, attributes, before) as span:
-            if span.traceparent is not None:
+            if tracing.is_on and span.traceparent is not None:
                 paths.root.mkdir(parents=True, exist_ok=True)
                 with Folder.open(paths.root) as root, root.make(f"{paths.attempts.name}/{ref.attempt}") as folder:
                     folder.write(f"{_FILE}.{ref.host}", span.traceparent.encode())
@@ -107,11 +106,11 @@ class AttemptTrace:
                 self._enter("instance", rank, began, at, details)
                 self._last[rank] = at
 
-    def launched(self) -> None:
+    def note_launch(self) -> None:
         """Note that torchrun was told to start the ranks."""
         self._launched_s = time.time()
 
-    def ended(self, outcome: PartOutcome, errors: Sequence[ErrorEvent]) -> None:
+    def note_end(self, outcome: PartOutcome, errors: Sequence[ErrorEvent]) -> None:
         """Enter the exceptions that ended ranks, and how the part ended."""
         for error in errors:
             details = {

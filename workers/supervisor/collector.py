@@ -9,13 +9,22 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from service.jobs.curves import CurveKeeper
-from service.jobs.event_files import EventReader, attempt_folders, rank_file, recorded, unread_words
-from service.jobs.events import Event, MalformedEvent, event_key, parse_event
+from service.jobs.events import (
+    Event,
+    EventReader,
+    MalformedEvent,
+    attempt_folders,
+    event_key,
+    parse_event,
+    rank_file,
+    recorded,
+    unread_words,
+)
+from service.jobs.events.curves import CurveKeeper
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store
 from workers import event_protocol
-from workers.supervisor.relay import Relay
+from workers.supervisor.rank_socket import RankSocket
 from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.uploader import Disk, Uploader
 
@@ -28,7 +37,7 @@ class Collector:
     def __init__(
         self,
         folder: Path,
-        relay: Relay,
+        socket: RankSocket,
         uploader: Uploader,
         *,
         take: Callable[[Event], None],
@@ -36,7 +45,7 @@ class Collector:
         disk: Disk,
         settings: SupervisorSettings,
     ) -> None:
-        self._folder, self._relay, self._uploader, self._disk = folder, relay, uploader, disk
+        self._folder, self._socket, self._uploader, self._disk = folder, socket, uploader, disk
         self._take, self._recover = take, recover
         self._settings = settings
         self._curves = CurveKeeper()
@@ -79,7 +88,7 @@ class Collector:
         async with self._turn:
             if self._is_finished:  # while this call was waiting
                 return
-            for rank in sorted(self._relay.ranks):
+            for rank in sorted(self._socket.ranks):
                 reader = self._readers.setdefault(rank, EventReader(rank_file(self._folder, rank), rank))
                 while (lines := await self._read(reader)) or reader.has_more:
                     await self._give_on(lines, rank)
@@ -93,13 +102,13 @@ class Collector:
         return found
 
     async def _give_on(self, lines: list[bytes], rank: int) -> None:
-        self._relay.heard_at = time.monotonic()
+        self._socket.heard_at = time.monotonic()
         for line in lines:
             await self._uploader.room()
             try:
                 event = parse_event(line, rank)
             except MalformedEvent as error:
-                self._relay.complain(error, rank)
+                self._socket.complain(error, rank)
                 continue
             if event["type"] == "metric" and not self._has_recovered:
                 self._has_recovered = True
@@ -113,7 +122,7 @@ METRIC = frozenset({"metric"})
 _PAGE = 2000
 
 
-def unrelayed(
+def select_unrelayed(
     earlier: Mapping[int, Iterable[dict[str, Any]]],
     relayed: Collection[bytes],
     first: Mapping[str, Any] | None,
@@ -159,4 +168,6 @@ def find_unrelayed(
         since = float(page.items[0].event["time"])
     while (page := store.events.page(ref.job_id, after=page.next_after, types=METRIC, limit=_PAGE)).items:
         relayed |= {event_key(item.event) for item in page.items}
-    return unrelayed({number: recorded(folder, METRIC) for number, folder in folders.items()}, relayed, first, since)
+    return select_unrelayed(
+        {number: recorded(folder, METRIC) for number, folder in folders.items()}, relayed, first, since
+    )

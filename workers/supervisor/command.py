@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.jobs.records import Claim
-from service.jobs.rendezvous_folder import VARIABLE as RENDEZVOUS
 from service.jobs.runtime import HOST_CACHE
+from service.jobs.runtime import VARIABLE as RENDEZVOUS
 from workers.supervisor.attempt_folder import Rendezvous
 
 _ALLOWED = re.compile(

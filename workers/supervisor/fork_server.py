@@ -18,11 +18,12 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from workers import forks
 from workers.imports import uncollected
 from workers.linux import die_with_parent, present_as, use_large_pages
+from workers.supervisor.group import Group
 from workers.supervisor.image import ImportedImage
 
 READY = b"ready"
@@ -34,11 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 class ForkServer:
-    """Serves the agent at the other end of standard input, a message socket."""
+    """Serves the agent at the other end of standard input, a message socket. Each fork calls ``run``."""
 
-    def __init__(self, program: Sequence[str], *, own_namespaces: bool, preload: bool) -> None:
-        self._program, self._own_namespaces, self._preload = program, own_namespaces, preload
+    def __init__(self, run: Callable[[Group], int], *, own_namespaces: bool, preload: bool) -> None:
+        self._run, self._own_namespaces, self._preload = run, own_namespaces, preload
         self._control = socket.socket(fileno=os.dup(0))
+        # An import that reads standard input must not swallow a connection of the agent's.
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -59,8 +61,12 @@ class ForkServer:
         gc.freeze()  # so that no fork copies the pages of all objects with its first collection
         use_large_pages()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects supervisors that have ended
+        return self._fork_until_change(image, environment)
+
+    def _fork_until_change(self, image: ImportedImage, environment: Mapping[str, str]) -> int:
+        """Fork as long as a fork is like a new process; return the exit code of :meth:`serve`."""
         changed, reason = image.change(), ""
-        if not changed:
+        if not changed:  # during the imports: some modules could be those of before, and others of after
             self._control.send(READY)
         while not (changed or reason):
             descriptors: list[int] = []
@@ -68,8 +74,9 @@ class ForkServer:
                 message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
                 if not message:
                     return 0
-            # This notices changes from before a job was submitted.
+            # Looked at after the connection has come: it notices changes from before its job was submitted.
             changed, reason = image.change(), self._unfit()
+            # Others end with this process, and the agent then starts their supervisors itself.
             for connection in descriptors if not (changed or reason) else ():
                 forks.fork(lambda: self._supervise(environment), stdin=connection)
                 os.close(connection)
@@ -88,17 +95,14 @@ class ForkServer:
         The agent's environment, which ranks must not see, comes before the order and after the launcher has been
         forked.
         """
-        from workers.supervisor.group import Group  # noqa: PLC0415
-        from workers.supervisor.program import run  # noqa: PLC0415
-
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler raises wherever it comes, in an import too
         os.write(0, b"%d" % os.getpid())
         present_as([sys.executable, "-m", "workers.supervisor"], {})
         group = Group(environment, own_namespaces=self._own_namespaces, adopting=True, forked=True)
         if line := sys.stdin.readline():
             os.environ.clear()
             os.environ.update(json.loads(line))
-        return run(group, self._program)
+        return self._run(group)
 
 
 def _import(*, preload: bool) -> dict[str, str]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from service.jobs.processes import Process
-from service.jobs.rank_words import OddWord, read_object
-from service.jobs.safe_files import Folder, remove_tree
+from service.jobs.events import OddWord, read_object
+from service.jobs.files import Folder, remove_tree
+from service.jobs.host import Process
 from workers import forks
 from workers.launcher import program as launcher
 from workers.launcher.confinement import Confinement

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from service.jobs.cache import OF_OWNER
-from service.jobs.event_files import rank_file
-from service.jobs.layout import DataLayout
+from service.jobs.events import rank_file
+from service.jobs.files import OF_OWNER, DataLayout, Folder
+from service.jobs.host import config_file
 from service.jobs.plugins.declarations import GROUPS
 from service.jobs.records import Claim
-from service.jobs.safe_files import Folder
 from service.jobs.settings import MAX_LOG_BYTES, Settings
-from service.jobs.settings_file import config_file
 from workers.launcher.confinement import Confinement, JobLimits, Mode
 from workers.rank.stacks import stacks_file
 

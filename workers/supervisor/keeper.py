@@ -105,14 +105,14 @@ class _Deadline:
     def _arm(self, timer: ctypes.c_void_p, when: float) -> None:
         seconds, rest = divmod(when, 1.0)
         once = _TimerSpec(0, 0, int(seconds), int(rest * 1e9))
-        self._checked(self._libc.timer_settime(timer, _TIMER_ABSTIME, ctypes.byref(once), None))
+        self._check_result(self._libc.timer_settime(timer, _TIMER_ABSTIME, ctypes.byref(once), None))
 
     def _timer(self, number: int) -> ctypes.c_void_p:
         event, timer = _SignalEvent(None, number, 0, b""), ctypes.c_void_p()
-        self._checked(self._libc.timer_create(_CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(timer)))
+        self._check_result(self._libc.timer_create(_CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(timer)))
         return timer
 
-    def _checked(self, result: int) -> None:
+    def _check_result(self, result: int) -> None:
         if result != 0:
             raise OSError(ctypes.get_errno(), "a timer on CLOCK_BOOTTIME failed")
 

@@ -2,7 +2,7 @@
 that fails.
 
 A lease's length comes with the claim: it is the setting ``lease_s``, whose default is that of
-:class:`service.jobs.store_limits.StoreLimits`.
+:class:`service.jobs.records.store_limits.StoreLimits`.
 Calls are repeated while the broker does not answer.
 """
 
@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, ParamSpec, Protocol, TypeVar
 
-from service.jobs.disk import DISK_FULL, full_disk
-from service.jobs.layout import DataLayout
+from service.jobs.files import DISK_FULL, DataLayout, full_disk
 from service.jobs.records import AttemptRef, Claim, Directive, JobError, PartOutcome, Superseded, UnknownSpec
 from service.jobs.store import Attempts, Store, StoreUnavailable
 from workers.linux import uptime

@@ -11,9 +11,8 @@ from typing import BinaryIO, Literal
 
 import orjson
 
-from service.jobs.event_files import log_file, log_segment
-from service.jobs.events import LogEvent
-from service.jobs.safe_files import Folder
+from service.jobs.events import LogEvent, log_file, log_segment
+from service.jobs.files import Folder
 from service.jobs.settings import MAX_LOG_BYTES
 from workers.event_protocol import TextLine, log_event
 

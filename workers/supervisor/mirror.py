@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from service.jobs.checkpoints import META, complete
-from service.jobs.layout import DataLayout, JobPaths
-from service.jobs.objects import (
+from service.jobs.files import META, DataLayout, Entry, Folder, JobPaths, complete
+from service.jobs.files.objects import (
     PUBLISHED,
     ObjectStore,
     RemoteFile,
@@ -29,7 +28,6 @@ from service.jobs.objects import (
     step_of,
 )
 from service.jobs.records import Artifact, Claim, JobError, PartOutcome
-from service.jobs.safe_files import Entry, Folder
 from service.jobs.store import ArtifactStore, Files
 from service.jobs.store.artifacts import FOLDER
 from workers.supervisor.settings import SupervisorSettings

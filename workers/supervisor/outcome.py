@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from service.jobs.disk import DISK_FULL
 from service.jobs.events import LONGEST_MESSAGE, LONGEST_WORDS, ErrorEvent
+from service.jobs.files import DISK_FULL
 from service.jobs.records import JobError, PartOutcome
 from service.jobs.text import shortened
 
@@ -109,7 +109,7 @@ def may_be_aftermath(evidence: Evidence) -> bool:
     """Return whether the failure here may have followed that of a rank on another host of the gang: only an
     exception about a lost peer ended a rank here, or SIGTERM, with which torchrun ends the rest of a gang.
     """
-    if evidence.cause not in ("exited", "rank_failed") or _killed(evidence) is not None:
+    if evidence.cause not in ("exited", "rank_failed") or _find_killed(evidence) is not None:
         return False
     return all(_says_that_a_peer_is_gone(error) for error in evidence.errors)
 
@@ -134,23 +134,25 @@ def _from_outside(evidence: Evidence) -> PartOutcome | None:
                 "interrupted", error=JobError(type="Interrupted", message="the service on its host stopped")
             )
         case "terminated" | "lease_expired" as cause:
-            return _lost(*_HOSTS_FAULTS[cause])
+            return _lost_outcome(*_HOSTS_FAULTS[cause])
         case "fault":
-            return _lost("SupervisorFault", evidence.fault)
+            return _lost_outcome("SupervisorFault", evidence.fault)
     return _over_a_limit(evidence)
 
 
 def _over_a_limit(evidence: Evidence) -> PartOutcome:
     if evidence.cause == "timeout":
-        return _failed("TimeoutExceeded", f"the attempt ran longer than timeout_s = {evidence.timeout_s or 0:g}")
+        return _failed_outcome(
+            "TimeoutExceeded", f"the attempt ran longer than timeout_s = {evidence.timeout_s or 0:g}"
+        )
     if evidence.cause == "disk_full":
-        return _failed(DISK_FULL, evidence.fault)
+        return _failed_outcome(DISK_FULL, evidence.fault)
     places = [f"rank {rank} is at {place}" for rank, place in sorted(evidence.hanging.items())]
     limit = evidence.stall_s or 0
     said = f"no rank reported or printed anything for stall_s = {limit:g} s: {'; '.join(places) or 'none is there'}"
     first = min(evidence.hanging, default=None)
     trace = None if first is None else traceback_name(evidence.attempt, first)
-    return _failed("Stalled", said, first if len(places) == 1 else None, trace)
+    return _failed_outcome("Stalled", said, first if len(places) == 1 else None, trace)
 
 
 def traceback_name(attempt: int, rank: int) -> str:
@@ -161,17 +163,19 @@ def traceback_name(attempt: int, rank: int) -> str:
 def _failure(evidence: Evidence) -> PartOutcome | None:
     if evidence.launcher_code is not None and evidence.launcher_code < 0:
         name = _signal_name(-evidence.launcher_code)
-        return _lost("KeeperEnded", f"the process that keeps the group together was ended by {name}")
+        return _lost_outcome("KeeperEnded", f"the process that keeps the group together was ended by {name}")
     if (number := _lost_its_launcher(evidence)) is not None:
-        return _failed("LaunchFailed", f"torchrun was ended by {_signal_name(number)}{_quote(evidence.launcher_tail)}")
-    cause = _killed(evidence) or _first_by_time(evidence) or _never_there(evidence)
+        return _failed_outcome(
+            "LaunchFailed", f"torchrun was ended by {_signal_name(number)}{_quote(evidence.launcher_tail)}"
+        )
+    cause = _find_killed(evidence) or _find_first_by_time(evidence) or _find_never_there(evidence)
     if isinstance(cause, _Death):
         return _rank_died(cause.rank, evidence)
     if cause is not None:
         return _rank_raised(cause, evidence.attempt)
     if evidence.launcher_code != 0 or evidence.cause == "rank_failed":
         how = "was ended" if evidence.launcher_code is None else f"ended with exit code {evidence.launcher_code}"
-        return _failed("LaunchFailed", f"torchrun {how}{_quote(evidence.launcher_tail)}")
+        return _failed_outcome("LaunchFailed", f"torchrun {how}{_quote(evidence.launcher_tail)}")
     return None
 
 
@@ -189,17 +193,17 @@ def _lost_its_launcher(evidence: Evidence) -> int | None:
     return None if any(not _says_that_a_peer_is_gone(error) for error in own) else code - 128
 
 
-def _killed(evidence: Evidence) -> _Death | None:
+def _find_killed(evidence: Evidence) -> _Death | None:
     """Return the rank that was first ended by a signal or by its own silent exit. The end of a peer never does
     that to a rank, except through the abort of a communication library or torchrun's SIGTERM
-    (:func:`_first_by_time`).
+    (:func:`_find_first_by_time`).
     """
     in_the_wake = (None, -signal.SIGABRT, -signal.SIGTERM)
     own = {rank: at for rank, at in evidence.silent.items() if evidence.exit_codes.get(rank) not in in_the_wake}
-    return _earliest(own)
+    return _find_earliest(own)
 
 
-def _first_by_time(evidence: Evidence) -> ErrorEvent | _Death | None:
+def _find_first_by_time(evidence: Evidence) -> ErrorEvent | _Death | None:
     """Return the first exception, or the rank that got SIGTERM or ended silently before it.
 
     A silent end is noticed some time after it happened. So one that was noticed after an exception may have come
@@ -207,13 +211,13 @@ def _first_by_time(evidence: Evidence) -> ErrorEvent | _Death | None:
     """
     first = min(evidence.errors, key=lambda error: error["time"], default=None)
     ends = {**evidence.silent, **evidence.terminated}
-    dead = _earliest(ends)
+    dead = _find_earliest(ends)
     if first is None or (dead is not None and ends[dead.rank] <= first["time"]):
         return dead
-    return (_earliest(evidence.silent) if _says_that_a_peer_is_gone(first) else None) or first
+    return (_find_earliest(evidence.silent) if _says_that_a_peer_is_gone(first) else None) or first
 
 
-def _earliest(ends: Mapping[int, float]) -> _Death | None:
+def _find_earliest(ends: Mapping[int, float]) -> _Death | None:
     return _Death(min(ends, key=lambda rank: ends[rank])) if ends else None
 
 
@@ -221,7 +225,7 @@ def _says_that_a_peer_is_gone(error: ErrorEvent) -> bool:
     return _PEER_GONE.search(error["message"]) is not None
 
 
-def _never_there(evidence: Evidence) -> _Death | None:
+def _find_never_there(evidence: Evidence) -> _Death | None:
     """Return a rank whose failure only torchrun saw: it ended before it reached its supervisor, or after its
     work was done.
     """
@@ -244,7 +248,7 @@ def _rank_died(rank: int, evidence: Evidence) -> PartOutcome:
         how = f"exited with code {code} without reporting an error"
     wake = "".join(f"; rank {event['rank']} raised {event['error']}: {event['message']}" for event in evidence.errors)
     tail = evidence.tails.get(rank) or evidence.launcher_tail
-    return _failed("RankDied", f"rank {rank} {how}{wake}{_quote(tail)}", rank)
+    return _failed_outcome("RankDied", f"rank {rank} {how}{wake}{_quote(tail)}", rank)
 
 
 def _out_of_memory(kills: int) -> str:
@@ -257,25 +261,25 @@ def _rank_raised(event: ErrorEvent, attempt: int) -> PartOutcome:
     rank = event["rank"]
     assert rank is not None
     trace = traceback_name(attempt, rank) if event["traceback"] else None
-    return _failed(event["error"], event["message"], rank, trace)
+    return _failed_outcome(event["error"], event["message"], rank, trace)
 
 
 def _shortfall(evidence: Evidence) -> PartOutcome | None:
     """Exit code 0 is no proof that the work was done."""
     if evidence.done < evidence.ranks:
         said = f"only {evidence.done} of {evidence.ranks} ranks said that their work is done"
-        return _failed("Incomplete", f"torchrun ended with exit code 0, but {said}")
+        return _failed_outcome("Incomplete", f"torchrun ended with exit code 0, but {said}")
     if not evidence.leads:
         return None
     if evidence.result is None:
         left = f"what rank 0 left as its result is none: {evidence.odd_result}"
         said = left if evidence.odd_result else "rank 0 left no result"
-        return _failed("NoResult", f"the group exited with code 0, but {said}", 0)
+        return _failed_outcome("NoResult", f"the group exited with code 0, but {said}", 0)
     match evidence.result.get("completed"):
         case {"done": int(done), "total": int(total), "unit": str(unit)}:
             said = f"{done} of {total} {unit} were done when the ranks ended without being asked to stop"
-            return None if done == total else _failed("Incomplete", said)
-    return _failed("NoResult", "rank 0 left a result that does not say how much of the work was done", 0)
+            return None if done == total else _failed_outcome("Incomplete", said)
+    return _failed_outcome("NoResult", "rank 0 left a result that does not say how much of the work was done", 0)
 
 
 def _success(evidence: Evidence) -> PartOutcome:
@@ -286,7 +290,7 @@ def _success(evidence: Evidence) -> PartOutcome:
     )
 
 
-def _failed(error: str, message: str, rank: int | None = None, traceback: str | None = None) -> PartOutcome:
+def _failed_outcome(error: str, message: str, rank: int | None = None, traceback: str | None = None) -> PartOutcome:
     return PartOutcome(
         "failed",
         error=JobError(
@@ -295,7 +299,7 @@ def _failed(error: str, message: str, rank: int | None = None, traceback: str | 
     )
 
 
-def _lost(error: str, message: str) -> PartOutcome:
+def _lost_outcome(error: str, message: str) -> PartOutcome:
     """Return a loss that is not the job's fault and costs no retry."""
     return PartOutcome("lost", error=JobError(type=error, message=_cut(message)))
 

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from workers.supervisor.command import allowed
@@ -36,7 +37,7 @@ def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
     if FORK_SERVER in sys.argv:
         from workers.supervisor.fork_server import ForkServer  # noqa: PLC0415 - it brings what one supervisor has no use for
 
-        return ForkServer(program, own_namespaces=own_namespaces, preload=preload).serve()
+        return ForkServer(partial(run, program=program), own_namespaces=own_namespaces, preload=preload).serve()
     group = Group(allowed(os.environ), own_namespaces=own_namespaces, adopting=True, preload=preload)
     return run(group, program)
 
@@ -45,9 +46,9 @@ def run(group: Group, program: Sequence[str]) -> int:
     """Read the order from standard input and carry it out with this group, which always ends."""
     try:
         # Imported while the launcher imports torch.
-        from service.jobs.layout import DataLayout  # noqa: PLC0415
-        from service.jobs.logs import log_to_stderr  # noqa: PLC0415
-        from service.jobs.supervisor_registry import SupervisorRegistry  # noqa: PLC0415
+        from service.jobs.files import DataLayout  # noqa: PLC0415
+        from service.jobs.host import SupervisorRegistry  # noqa: PLC0415
+        from service.jobs.text import log_to_stderr  # noqa: PLC0415
         from workers.supervisor.attempt import supervise  # noqa: PLC0415
         from workers.supervisor.lease import give_back  # noqa: PLC0415
         from workers.supervisor.settings import SupervisorOrder, SupervisorSettings  # noqa: PLC0415

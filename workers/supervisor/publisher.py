@@ -17,9 +17,8 @@ from pathlib import PurePosixPath
 from typing import BinaryIO, cast
 
 from service.jobs.events import ArtifactEvent, Event
-from service.jobs.layout import JobPaths
+from service.jobs.files import Folder, JobPaths, UnsafePathError
 from service.jobs.records import Artifact, AttemptRef, Conflict, Superseded
-from service.jobs.safe_files import Folder, UnsafePathError
 from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.store.artifacts import FOLDER
 from workers import event_protocol
@@ -49,7 +48,7 @@ def publish(
     """
     with Folder.open(paths.root) as root, _locate(root, name) as found:
         if isinstance(found, Folder):
-            size, digest, media_type = _measured(found, is_over), "", FOLDER
+            size, digest, media_type = _measure_folder(found, is_over), "", FOLDER
         else:
             with root.make(paths.published.name) as published:
                 size, digest = _keep(found, published, copied_bytes, is_over)
@@ -71,18 +70,18 @@ def _keep(file: BinaryIO, published: Folder, copied_bytes: int, is_over: Callabl
     """
     draft = f".{uuid.uuid4().hex}"
     try:
-        if not _linked(file, published, draft, copied_bytes):
+        if not _link_draft(file, published, draft, copied_bytes):
             with published.create(draft) as copy:
                 copy.write(file.read(copied_bytes))
         with published.reader(draft) as kept:
-            size, digest = _hashed(kept, is_over)
+            size, digest = _hash_file(kept, is_over)
         published.rename(draft, digest)
     finally:
         published.unlink(draft)
     return size, digest
 
 
-def _linked(file: BinaryIO, published: Folder, draft: str, copied_bytes: int) -> bool:
+def _link_draft(file: BinaryIO, published: Folder, draft: str, copied_bytes: int) -> bool:
     if os.fstat(file.fileno()).st_size <= copied_bytes:
         return False
     with contextlib.suppress(OSError):  # another file system, or another owner
@@ -91,7 +90,7 @@ def _linked(file: BinaryIO, published: Folder, draft: str, copied_bytes: int) ->
     return False
 
 
-def _measured(folder: Folder, is_over: Callable[[], bool]) -> int:
+def _measure_folder(folder: Folder, is_over: Callable[[], bool]) -> int:
     size = 0
     for each in folder.files():
         if is_over():
@@ -100,7 +99,7 @@ def _measured(folder: Folder, is_over: Callable[[], bool]) -> int:
     return size
 
 
-def _hashed(file: BinaryIO, is_over: Callable[[], bool]) -> tuple[int, str]:
+def _hash_file(file: BinaryIO, is_over: Callable[[], bool]) -> tuple[int, str]:
     """Return size and SHA-256 of a file that is no longer written to."""
     size, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
     while chunk := file.read(_CHUNK):

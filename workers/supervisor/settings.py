@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
-from service.jobs.logs import LogFormat
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
+from service.jobs.text import LogFormat
 from workers.supervisor.job_policy import JobPolicy
 
 

@@ -12,9 +12,9 @@ import orjson
 
 from service.jobs.events import Event, MetricEvent, ProgressEvent
 from service.jobs.records import AttemptRef, Superseded
-from service.jobs.spec.notify import NotifySpec
+from service.jobs.records.webhooks import ReachedThreshold
+from service.jobs.spec.common import NotifySpec
 from service.jobs.store import Attempts, StoreUnavailable
-from service.jobs.webhooks import ReachedThreshold
 from workers import event_protocol
 from workers.supervisor.lease import retry_until
 from workers.supervisor.logs import GrowingFile

@@ -29,7 +29,7 @@ from service.bounds.linear.sharding import ByOwnership, Pending, RowSharding, de
 from service.bounds.network import Network
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxed, RigorousStep
-from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude, up
+from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude
 
 
 @dataclass(eq=False)
@@ -312,14 +312,15 @@ class _RigorousRowArithmetic(RowArithmetic):
             terms.values.append(before(self._dense(first, self.arrived), self.arrived.own))
 
     def _concretise(self, node: Node, arrived: Pending) -> None:
-        """Count ``A·c − |A|·r`` for a centre c as rounded and a radius r that reaches both ends from there."""
+        """Count the ends that positive and negative coefficients are least at: next to a pole, one end is far larger
+        than the other.
+        """
         box, coefficients = self.backward.intervals[node.name], self._dense(node, arrived)
-        centre = box.centre
-        radius = up(torch.maximum(box.upper - centre, centre - box.lower))
-        terms, sizes = coefficients[0, 0].numel(), coefficients.abs()
-        least = _weighted(coefficients, centre.unsqueeze(1)) - _weighted(sizes, radius.unsqueeze(1))
-        error = _weighted(sizes, gamma(terms + 6) * (centre.abs() + radius).unsqueeze(1)) + terms * 8 * TINY
-        found = down(least - error)
+        terms, above, below = coefficients[0, 0].numel(), coefficients.clamp(min=0), coefficients.clamp(max=0)
+        lower, upper = box.lower.unsqueeze(1), box.upper.unsqueeze(1)
+        least = _weighted(above, lower) + _weighted(below, upper)
+        sizes = _weighted(above, lower.abs()) - _weighted(below, upper.abs())
+        found = down(least - gamma(terms + 8) * sizes - terms * 8 * TINY)
         if isinstance(box, Ball):
             found = torch.maximum(found, _least_in(box, coefficients))
         self._terms(node.name, arrived.own).values.append(found)

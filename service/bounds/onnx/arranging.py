@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.flat import by_instance
+from service.bounds.onnx.places import gathered, gathered_elements
 from service.bounds.onnx.reading import run_alone
 from service.bounds.onnx.selecting import looked_up
-from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, axis, integers, number
+from service.bounds.operators.conversion import Array, Call, Converter, Shape, Value, Values, axis, integers, number
 
 OF_AXES = ("axes", "scales", "keep_aspect_ratio_policy")
 """Attributes of ``Resize`` that are about some of its dimensions."""
@@ -68,10 +69,14 @@ def _gather(call: Call, values: Values, shape: Shape) -> Tensor:
     if data.constant:
         return looked_up(call, values, shape)
     if not indices.constant:
-        raise call.refuse("its indices and what they choose from depend on the input")
+        return gathered(call, values, shape)
     dim = axis(call.attributes.get("axis", 0), len(data.shape))
     chosen = [index % data.shape[dim - 1] for index in indices.integers]
     return data.float.index_select(dim, torch.tensor(chosen, device=data.float.device)).reshape(-1, *shape)
+
+
+def _gather_elements(call: Call, values: Values, shape: Shape) -> Tensor:
+    return (_moved if values[1].constant else gathered_elements)(call, values, shape)
 
 
 def _split(call: Call, values: Values, shape: Shape) -> list[Tensor]:
@@ -192,7 +197,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Expand": _expand,
     "Flatten": _same_entries,
     "Gather": _gather,
-    "GatherElements": _moved,
+    "GatherElements": _gather_elements,
     "GatherND": _moved,
     "Pad": _pad,
     "Reshape": _same_entries,

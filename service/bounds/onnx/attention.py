@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, optional
+from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, optional
 
 Mask = npt.NDArray[np.float64] | None
 """The constant added to scores, ``None`` for nothing."""

@@ -23,8 +23,8 @@ from service.bounds.onnx import (
     windows,
 )
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.onnx import Converter
-from service.formats.onnx_operators import OPERATORS as LISTED
+from service.bounds.operators.conversion import Converter
+from service.formats.onnx import OPERATORS as LISTED
 
 
 def _declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:

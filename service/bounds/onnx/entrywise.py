@@ -12,9 +12,10 @@ from onnx import TensorProto
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.onnx.logic import chosen, positive
+from service.bounds.onnx.logic import positive
 from service.bounds.onnx.whole_numbers import TYPES, WHOLE
-from service.bounds.operators.onnx import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
+from service.bounds.operators.conversion import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
+from service.bounds.operators.where import chosen
 
 
 def _same(call: Call, values: Values, shape: Shape) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
 from service.bounds.onnx.selecting import looked_up, place_of_largest
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned, optional
+from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, aligned, optional
 
 
 def _bias_gelu(call: Call, values: Values, shape: Shape) -> Tensor:

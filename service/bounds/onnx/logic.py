@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
+from service.bounds.operators.conversion import Call, Converted, Converter, Shape, Value, Values, aligned
+from service.bounds.operators.where import chosen
 
 Pair = Callable[[Tensor, Tensor], Tensor]
 MOST_WHOLE = 2**24
@@ -46,7 +47,7 @@ def _joined(function: Pair) -> Converter:
     return convert
 
 
-def _equal(call: Call, values: Values, shape: Shape) -> Tensor | list[Tensor]:
+def _equal(call: Call, values: Values, shape: Shape) -> Converted:
     """Compare a difference with 0 from both sides, that of whole numbers half a step away: no rounding decides."""
     constants = [value.array for value in values if value.array is not None and value.array.dtype.kind in "iu"]
     if any(array.size and int(np.abs(array.astype(np.float64)).max()) > MOST_WHOLE for array in constants):
@@ -63,32 +64,11 @@ def _negation(call: Call, values: Values, shape: Shape) -> Tensor:
     return 1 - values[0].float
 
 
-def where(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Choose by a condition that depends on the input; ``Where`` by a constant one is linear."""
-    condition, *operands = values
-    for operand in operands:
-        if operand.array is not None and operand.tensor is None:
-            raise call.refuse("its condition depends on the input, and it chooses integers")
-    stretched = [each if each.constant else Value(shape, _stretched(each, shape)) for each in (condition, *operands)]
-    asked, yes, no = (each.float for each in stretched)
-    return chosen(asked - 0.5, yes, no)
-
-
-def _stretched(value: Value, shape: Shape) -> Tensor:
-    own = value.float.reshape(-1, *(1,) * (len(shape) - len(value.shape)), *value.shape)
-    return own if value.shape == shape else own.expand(-1, *shape)
-
-
 def _truth(value: Value, like: Tensor) -> Value:
     """Return a constant of truths as numbers."""
     if value.tensor is not None or value.array is None:
         return value
     return Value(value.shape, torch.from_numpy(value.array.astype("float64")).to(like), value.array)
-
-
-def chosen(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Return ``yes`` where a value is above 0, and else ``no``."""
-    return torch.where(x > 0, yes, no)
 
 
 def _answered(found: Tensor, like: Tensor) -> Tensor:

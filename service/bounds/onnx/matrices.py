@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
+from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, aligned
 
 
 def matrix_product(call: Call, values: Values, shape: Shape) -> Tensor:

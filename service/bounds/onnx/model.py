@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from service.bounds.graph import UnsupportedModelError, annotated
 from service.bounds.onnx.converters import CONVERTERS
+from service.bounds.onnx.places import KEEPING
 from service.bounds.onnx.quantised import saturation
 from service.bounds.onnx.reading import CannotRunError, Description, Runtime, describe, parse
-from service.bounds.operators.onnx import ABSENT, Array, Call, Value
-from service.formats.onnx import first_line
-from service.formats.onnx_operators import advice
+from service.bounds.operators.conversion import ABSENT, Array, Call, ChosenPlaces, Converted, Found, Value
+from service.formats.onnx import advice, first_line
 
 CHECKED_INPUTS, NEARBY = 6, 64
 TOLERANCE, OF_HALVES = 1e-4, 1e-2
@@ -79,9 +79,10 @@ class OnnxModel(nn.Module):
             values = [self._value(name, known) if name else ABSENT for name in call.inputs]
             with annotated(call.name):
                 found = _converted(call, values, shapes.get(call.outputs[0], ()))
-            for name, tensor in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
+            given = [found] if isinstance(found, Tensor | ChosenPlaces) else found
+            for name, tensor in zip(call.outputs, given, strict=False):
                 if name not in self._description.constants:  # as those without entries are
-                    known[name] = Value(shapes.get(name, ()), tensor)
+                    known[name] = _value_of(call, values, shapes.get(name, ()), tensor)
         results = [known[name].float.reshape(-1, prod(shapes[name])) for name in self._description.outputs]
         return results[0] if len(results) == 1 else torch.cat(results, dim=1)
 
@@ -95,7 +96,15 @@ class OnnxModel(nn.Module):
         return Value(tuple(array.shape), tensor, array)
 
 
-def _converted(call: Call, values: Sequence[Value], shape: tuple[int, ...]) -> Tensor | list[Tensor]:
+def _value_of(call: Call, values: Sequence[Value], shape: tuple[int, ...], found: Found) -> Value:
+    """Return a node's output; numbers that are moved as they are keep what is known of their places."""
+    if isinstance(found, ChosenPlaces):
+        return Value(shape, found.numbers, places=found.truths)
+    given = values[0].places if call.operator in KEEPING else None
+    return Value(shape, found, places=None if given is None else given.reshape(-1, *shape, given.shape[-1]))
+
+
+def _converted(call: Call, values: Sequence[Value], shape: tuple[int, ...]) -> Converted:
     """Return a node's outputs. An error over its inputs or attributes becomes a refusal that names it."""
     try:
         return CONVERTERS[call.operator](call, values, shape)

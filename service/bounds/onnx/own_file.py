@@ -13,9 +13,8 @@ from onnx import helper
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.reading import CannotRunError
-from service.bounds.operators.onnx import Array
-from service.formats.onnx import LARGEST, batch_of_one, first_line, message_of, unpacked
-from service.formats.onnx_inputs import inputs_of
+from service.bounds.operators.conversion import Array
+from service.formats.onnx import LARGEST, batch_of_one, first_line, inputs_of, message_of, unpacked
 
 
 @dataclass(eq=False)

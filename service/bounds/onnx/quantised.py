@@ -16,7 +16,7 @@ from torch import Tensor
 from service.bounds.flat import by_instance
 from service.bounds.onnx.matrices import matrix_product
 from service.bounds.onnx.windows import convolution
-from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, optional
+from service.bounds.operators.conversion import Array, Call, Converter, Shape, Value, Values, optional
 
 LEVELS = 255.0
 """The largest number of ``DynamicQuantizeLinear``; the least is 0."""

@@ -19,23 +19,26 @@ from onnx import TensorProto, helper, numpy_helper
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.unrolled import renamed, with_loops_unrolled, without_sequences
 from service.bounds.onnx.whole_numbers import checked
-from service.bounds.operators.onnx import Array, Call
-from service.formats import onnx as files
+from service.bounds.operators.conversion import Array, Call
 from service.formats.onnx import (
+    FLOATS,
+    INNER,
+    OPERATORS,
+    OnnxError,
     batch_of_one,
     constant_conditions,
     counted_loops,
     first_line,
     graph_input,
+    name_of,
+    names_in,
     operator_of,
     opset_of,
+    precision_of,
+    texts_in,
     working_nodes,
 )
-from service.formats.onnx_checks import FLOATS, name_of
-from service.formats.onnx_dependence import names_in
-from service.formats.onnx_halves import precision_of
-from service.formats.onnx_inputs import texts_in
-from service.formats.onnx_operators import OPERATORS
+from service.formats.onnx import parse as parse_file
 
 _LATER_OUTPUTS_ALONE = frozenset({"GRU", "LSTM", "RNN"})
 """Operators whose first output may be left out, as exporters do where only the last state is used."""
@@ -116,8 +119,8 @@ def parse(data: bytes) -> onnx.ModelProto:
     read.
     """
     try:
-        return files.parse(data)
-    except files.OnnxError as error:
+        return parse_file(data)
+    except OnnxError as error:
         raise UnsupportedModelError(str(error)) from error
 
 
@@ -139,7 +142,7 @@ def describe(model: onnx.ModelProto) -> Description:
     calls = _told_apart([call_of(node, index, opset) for index, node in working_nodes(model)])
     for call in calls:
         if any(isinstance(each, onnx.GraphProto) for each in call.attributes.values()):
-            raise call.refuse(files.INNER)
+            raise call.refuse(INNER)
         if call.operator in TESTS and precision_of(model):
             raise call.refuse(f"where {precision_of(model)} overflows is not bounded; expected the model in float32")
         if not call.outputs[0] and call.operator not in _LATER_OUTPUTS_ALONE:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, optional
+from service.bounds.operators.conversion import Call, Converted, Converter, Shape, Value, Values, optional
 
 State = tuple[Tensor, ...]
 """Hidden values ``(…, batch, hidden)``, and those of the cell of an LSTM."""
@@ -186,7 +186,7 @@ def _length(call: Call, values: Values) -> int:
     return values[0].shape[1 if call.attributes.get("layout", 0) else 0]
 
 
-def _gru(call: Call, values: Values, shape: Shape) -> Tensor | list[Tensor]:
+def _gru(call: Call, values: Values, shape: Shape) -> Converted:
     cell = gru if call.attributes.get("linear_before_reset", 0) else gru_of_reset
     return _converter(cell, 1)(call, values, shape)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.onnx import Call, Converter, Shape, Values, axis, integers, repeated
+from service.bounds.operators.conversion import Call, Converter, Shape, Values, axis, integers, repeated
 
 
 def _same(x: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Converters of updates at constant places: linear in what is updated and in what it becomes, but for extremes and
-products.
+"""Converters of updates. At constant places they are linear in what is updated and in what it becomes, but for extremes
+and products.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.bounds.operators.onnx import Array, Call, Converter, Shape, Values
+from service.bounds.onnx.places import scattered
+from service.bounds.operators.conversion import Array, Call, Converter, Shape, Values
 
 
 def _scatter_elements(call: Call, values: Values, shape: Shape) -> Tensor:
+    if values[1].array is None:
+        return scattered(call, values, shape, _REDUCTIONS)
     indices = _indices(call, values)
     along = int(call.attributes.get("axis", 0)) % len(shape)
     grid = np.indices(indices.shape)
@@ -58,7 +61,11 @@ def _reduced(function: Callable[[Tensor, Tensor], Tensor], data: Tensor, updates
     return data
 
 
-_REDUCTIONS = {"max": torch.maximum, "min": torch.minimum, "mul": torch.mul}
+_REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "mul": torch.mul,
+}
 
 
 def _last(entries: int, targets: Array) -> Array:

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from service.bounds.onnx.logic import MOST_WHOLE, positive
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, axis
+from service.bounds.onnx.places import can_rank, ranked
+from service.bounds.operators.conversion import Call, Converter, Found, Shape, Value, Values, axis
 
 MOST_COMPARISONS, MOST_ENTRIES, MOST_CHOSEN_FROM = 512, 2**24, 2**22
 """Comparisons of entries in a row, entries of a matrix of samples, and of the tables of all indices together."""
 
 
-def _top(call: Call, values: Values, shape: Shape) -> list[Tensor]:
-    """Return the largest or least entries, in order, by comparing neighbours; their places are not given."""
+def _top(call: Call, values: Values, shape: Shape) -> list[Found]:
+    """Return the largest or least entries, in order, by comparing neighbours, and their places if not too many."""
     if call.outputs[1:] and call.opset < 10:
         raise call.refuse("before opset 10 it is not supported")
     if values[1].array is None:
@@ -27,15 +28,15 @@ def _top(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     length = values[0].shape[dim - 1]
     if count * length > MOST_COMPARISONS:
         raise call.refuse(f"the first {count} of {length}: at most {MOST_COMPARISONS} comparisons are supported")
-    first, second = (
-        (torch.maximum, torch.minimum) if call.attributes.get("largest", 1) else (torch.minimum, torch.maximum)
-    )
-    left, found = list(torch.split(values[0].float, 1, dim=dim)), list[Tensor]()
+    x, largest = values[0].float, bool(call.attributes.get("largest", 1))
+    places = [ranked(x, dim, count, largest=largest)] if any(call.outputs[1:]) and can_rank(length) else []
+    first, second = (torch.maximum, torch.minimum) if largest else (torch.minimum, torch.maximum)
+    left, found = list(torch.split(x, 1, dim=dim)), list[Tensor]()
     for _ in range(count):
         for index in range(len(left) - 1, 0, -1):
             left[index - 1], left[index] = first(left[index - 1], left[index]), second(left[index - 1], left[index])
         found.append(left.pop(0))
-    return [torch.cat(found, dim=dim)]
+    return [torch.cat(found, dim=dim), *places]
 
 
 def _place_of(*, largest: bool) -> Converter:
@@ -116,7 +117,7 @@ def _one_hot(call: Call, values: Values, shape: Shape) -> Tensor:
     distance = x.unsqueeze(-1) - places
     off, on = (float(each) for each in pair.array.reshape(-1))
     first, second = (positive(each + 0.5) - positive(each - 0.5) for each in (distance, distance + len(places)))
-    near = first + second
+    near = first + second if indices.places is None or indices.places.shape[-1] != len(places) else indices.places
     return (off + (on - off) * near).movedim(-1, dim).reshape(-1, *shape)
 
 

@@ -16,10 +16,8 @@ from safetensors.torch import load_file
 
 from service.bounds.onnx.model import OnnxModel, is_float, model_of
 from service.bounds.onnx.reading import Description, call_of, describe, parse, taken
-from service.bounds.operators.onnx import Array, Call
-from service.formats.onnx import graph_input, opset_of
-from service.formats.onnx_checks import FLOATS
-from service.formats.onnx_halves import precision_of
+from service.bounds.operators.conversion import Array, Call
+from service.formats.onnx import FLOATS, graph_input, opset_of, precision_of
 
 NODES, CONSTANTS, ABOUT = "nodes.onnx", "constants.safetensors", "about.json"
 EXACT, FLOAT = "exact.", "float."

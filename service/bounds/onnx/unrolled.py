@@ -11,11 +11,21 @@ import onnx
 from onnx import helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
-from service.bounds.operators.onnx import Array
-from service.formats.onnx import counted_loops, depending, opset_of
-from service.formats.onnx_checks import name_of
-from service.formats.onnx_dependence import Dependence, graphs_in, names_in, ordered, read_by
-from service.formats.onnx_rounds import SEQUENCES, body_of, goes_on
+from service.bounds.operators.conversion import Array
+from service.formats.onnx import (
+    SEQUENCES,
+    Dependence,
+    body_of,
+    counted_loops,
+    depending,
+    goes_on,
+    graphs_in,
+    name_of,
+    names_in,
+    opset_of,
+    ordered,
+    read_by,
+)
 
 MOST_NODES = 2**14
 """Nodes that loops are written out as."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from service.bounds.operators.onnx import Array, Call
+from service.bounds.operators.conversion import Array, Call
 
 TYPES: Mapping[int, int] = {TensorProto.INT32: 32, TensorProto.INT64: 64}
 """The types of integers that values are cast to, with their bits: smaller ones wrap around, which nothing here does."""
@@ -49,6 +49,9 @@ _READERS = frozenset(
         "OneHot",
         "QLinearConv",
         "QLinearMatMul",
+        "Scatter",
+        "ScatterElements",
+        "ScatterND",
         "Split",
         "Squeeze",
         "Tile",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, optional, repeated
+from service.bounds.operators.conversion import Array, Call, Converter, Shape, Value, Values, optional, repeated
+from service.formats.onnx_pools import ONLY_PADDING, holds_padding_only, listed, pads_of, windows_along
 
 CONVOLVE: Mapping[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 TRANSPOSED: Mapping[int, Callable[..., Tensor]] = {
@@ -22,10 +23,10 @@ TRANSPOSED: Mapping[int, Callable[..., Tensor]] = {
 def convolution(call: Call, values: Values, shape: Shape) -> Tensor:
     x, weight, bias = _image(call, values[0]), *_constants(call, values)
     rank = x.ndim - 2
-    dilations, groups = _listed(call, "dilations", rank), int(call.attributes.get("group", 1))
-    before, after = _pads_of(call, values[0].shape[2:], list(weight.shape[2:]), dilations)
+    dilations, groups = listed(call.attributes, "dilations", rank), int(call.attributes.get("group", 1))
+    before, after = pads_of(call.attributes, values[0].shape[2:], list(weight.shape[2:]), dilations)
     x, padding = _padded(x, before, after)
-    strides = _listed(call, "strides", rank)
+    strides = listed(call.attributes, "strides", rank)
     return CONVOLVE[rank](x, weight, bias, strides, padding, dilations, shape[0] * groups).reshape(-1, *shape)
 
 
@@ -33,9 +34,9 @@ def _transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
     """Convolve without padding, then crop to the model's shape, if the padding of two sides differs."""
     x, weight, bias = _image(call, values[0]), *_constants(call, values)
     rank = x.ndim - 2
-    strides, dilations = _listed(call, "strides", rank), _listed(call, "dilations", rank)
-    extra, groups = _listed(call, "output_padding", rank, 0), shape[0] * int(call.attributes.get("group", 1))
-    pads = _listed(call, "pads", 2 * rank, 0)
+    strides, dilations = listed(call.attributes, "strides", rank), listed(call.attributes, "dilations", rank)
+    extra, groups = listed(call.attributes, "output_padding", rank, 0), shape[0] * int(call.attributes.get("group", 1))
+    pads = listed(call.attributes, "pads", 2 * rank, 0)
     given = "output_shape" not in call.attributes and call.attributes.get("auto_pad", "NOTSET") == "NOTSET"
     if given and pads[:rank] == pads[rank:]:
         found = TRANSPOSED[rank](x, weight, bias, strides, pads[:rank], extra, groups, dilations)
@@ -71,26 +72,6 @@ def _constants(call: Call, values: Values) -> tuple[Tensor, Tensor | None]:
     return repeated(values[1], batch), None if bias is None else repeated(bias, batch)
 
 
-def _listed(call: Call, name: str, length: int, default: int = 1) -> list[int]:
-    return [int(entry) for entry in call.attributes.get(name) or [default] * length]
-
-
-def _pads_of(
-    call: Call, lengths: Sequence[int], kernel: list[int], dilations: list[int]
-) -> tuple[list[int], list[int]]:
-    rank, mode = len(kernel), call.attributes.get("auto_pad", "NOTSET")
-    if mode in ("NOTSET", "VALID"):
-        given = _listed(call, "pads", 2 * rank, 0) if mode == "NOTSET" else [0] * (2 * rank)
-        return given[:rank], given[rank:]
-    before, after = [], []
-    for length, size, dilation, stride in zip(lengths, kernel, dilations, _listed(call, "strides", rank), strict=True):
-        missing = max((-(-length // stride) - 1) * stride + (size - 1) * dilation + 1 - length, 0)
-        small, large = missing // 2, missing - missing // 2
-        before.append(large if mode == "SAME_LOWER" else small)
-        after.append(small if mode == "SAME_LOWER" else large)
-    return before, after
-
-
 def _padded(x: Tensor, before: list[int], after: list[int]) -> tuple[Tensor, list[int]]:
     """Leave equal padding of both sides to the operator, and pad here otherwise."""
     if before == after:
@@ -111,8 +92,8 @@ def _average_pool(call: Call, values: Values, shape: Shape) -> Tensor:
     """Windows that reach into the padding count it only when the model says so."""
     x = _image(call, values[0])
     rank = x.ndim - 2
-    kernel, strides = _listed(call, "kernel_shape", rank), _listed(call, "strides", rank)
-    before, after = _pads_of(call, values[0].shape[2:], kernel, [1] * rank)
+    kernel, strides = listed(call.attributes, "kernel_shape", rank), listed(call.attributes, "strides", rank)
+    before, after = pads_of(call.attributes, values[0].shape[2:], kernel, [1] * rank)
     counted = bool(call.attributes.get("count_include_pad", 0))
     if not _is_plain(call, rank) or (any((*before, *after)) and not counted):
         return _mean_of_windows(x, _windows(call, values[0].shape[2:], shape[2:]), counted).reshape(-1, *shape)
@@ -125,8 +106,8 @@ def _max_pool(call: Call, values: Values, shape: Shape) -> Tensor:
     rank = x.ndim - 2
     if any(call.outputs[1:]):
         raise call.refuse("it gives indices too; one output is supported")
-    kernel, strides = _listed(call, "kernel_shape", rank), _listed(call, "strides", rank)
-    before, after = _pads_of(call, values[0].shape[2:], kernel, _listed(call, "dilations", rank))
+    kernel, strides = listed(call.attributes, "kernel_shape", rank), listed(call.attributes, "strides", rank)
+    before, after = pads_of(call.attributes, values[0].shape[2:], kernel, listed(call.attributes, "dilations", rank))
     narrow = all(2 * width <= size for width, size in zip(before, kernel, strict=True))  # as torch wants them
     if rank in LARGEST and before == after and narrow and _is_plain(call, rank):
         return LARGEST[rank](x, kernel, strides, before).reshape(-1, *shape)
@@ -154,7 +135,9 @@ def _global_max_pool(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _is_plain(call: Call, rank: int) -> bool:
-    return not call.attributes.get("ceil_mode", 0) and all(step == 1 for step in _listed(call, "dilations", rank))
+    return not call.attributes.get("ceil_mode", 0) and all(
+        step == 1 for step in listed(call.attributes, "dilations", rank)
+    )
 
 
 def _windows(call: Call, given: Shape, wanted: Shape) -> Array:
@@ -162,23 +145,14 @@ def _windows(call: Call, given: Shape, wanted: Shape) -> Array:
 
     A window without pixels is refused: its largest is the least number of onnxruntime's type, and its mean undefined.
     """
-    rank = len(given)
-    kernel, strides, dilations = (_listed(call, name, rank) for name in ("kernel_shape", "strides", "dilations"))
-    before, after = _pads_of(call, given, kernel, dilations)
-    along = []
-    for index in range(rank):
-        start = np.arange(wanted[index])[:, None] * strides[index] - before[index]
-        place = start + np.arange(kernel[index]) * dilations[index]
-        inside = (place >= 0) & (place < given[index])
-        beyond = place >= given[index] + after[index]
-        along.append(np.where(inside, place, np.where(beyond, -2, -1)))
+    along = windows_along(call.attributes, given, wanted)
+    if holds_padding_only(along):
+        raise call.refuse(ONLY_PADDING)
     found = np.zeros((1, 1), dtype=np.int64)
     for places, length in zip(along, given, strict=True):
         first, second = found[:, None, :, None], places[None, :, None, :]
         both = np.where((first < 0) | (second < 0), np.minimum(np.minimum(first, second), -1), first * length + second)
         found = both.reshape(len(found) * len(places), -1)
-    if bool((found < 0).all(axis=1).any()):
-        raise call.refuse("one of its windows holds padding only; expected an entry of the input in each")
     return found
 
 

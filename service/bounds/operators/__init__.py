@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.operators.abs import Absolute
 from service.bounds.operators.add import Addition, Subtraction
+from service.bounds.operators.asinh import InverseHyperbolicSine
 from service.bounds.operators.atan import ArcTangent
 from service.bounds.operators.base import (
     AccumulatingOperator,
@@ -99,6 +100,7 @@ OPERATORS: Mapping[str, Operator] = by_overload(
     Tanh(),
     Sigmoid(),
     ArcTangent(),
+    InverseHyperbolicSine(),
     Gelu(),
     Elu(),
     Mish(),

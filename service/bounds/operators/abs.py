@@ -9,7 +9,7 @@ import torch
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.onnx import Converter, entrywise
+from service.bounds.operators.conversion import Converter, entrywise
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.relu import PiecewiseActivation
 from service.bounds.rank_group import RankGroup

@@ -19,8 +19,8 @@ from service.bounds.linear.rows.patches import Patches
 from service.bounds.operators.allowance import Roundings, has_constant, largest, repeats
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.conversion import Converter, of_two
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.onnx import Converter, of_two
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, magnitude, widened
 

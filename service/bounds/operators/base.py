@@ -20,7 +20,7 @@ from service.bounds.linear.propagation import BackwardRules, Coefficients, Propa
 from service.bounds.linear.rows.patches import Pair, image_of
 from service.bounds.operators.allowance import Roundings, backward_error
 from service.bounds.operators.broadcasting import unbroadcast
-from service.bounds.operators.onnx import Converter
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.rank_group import RankGroup

@@ -14,8 +14,8 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.dimensions import dimension_of
-from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
 

@@ -14,8 +14,8 @@ from service.bounds.graph import CHOICE, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.broadcasting import operand
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Share, shared_operand
 from service.bounds.operators.stepped import Stepped, passed_on
 from service.bounds.rank_group import RankGroup

@@ -23,7 +23,7 @@ from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators.allowance import Propagate, signs_kept
 from service.bounds.operators.base import Collective, Crossing, divided_dim
-from service.bounds.operators.onnx import Converter
+from service.bounds.operators.conversion import Converter
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, widened
 

@@ -19,8 +19,8 @@ from service.bounds.linear.rows.patches import Pair, Patches
 from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.allowance import Roundings, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.linear import constant_only
-from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.rank_group import RankGroup
 

@@ -6,8 +6,8 @@ tangent is below it, if it is concave the ends are lowest and the tangent is abo
 bisection that rounds, and only the last evaluation needs an allowance.
 
 Additions, multiplications, divisions and square roots round correctly; ``exp``, ``log``, ``sin``, ``cos``, ``tanh``,
-``erf``, ``erfc`` and ``pow`` stay within a few units of the last place on CPUs and on CUDA (SLEEF 1.5, the CUDA
-libraries 5, by their documentation); 8 are allowed for here, and 16 for a derivative.
+``asinh``, ``erf``, ``erfc`` and ``pow`` stay within a few units of the last place on CPUs and on CUDA (SLEEF 1.5, the
+CUDA libraries 5, by their documentation); 8 are allowed for here, and 16 for a derivative.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
+from service.bounds.operators.conversion import Converter, entrywise
 from service.bounds.operators.curve import CLOSE, CLOSE_SLOPE
-from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 

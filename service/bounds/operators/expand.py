@@ -13,7 +13,7 @@ from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, repeats
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
-from service.bounds.operators.onnx import Converter
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
 

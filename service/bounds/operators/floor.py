@@ -11,7 +11,7 @@ from torch import Tensor
 from service.bounds.graph import FLOOR_OF_SIGNED, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
-from service.bounds.operators.onnx import Converter, entrywise
+from service.bounds.operators.conversion import Converter, entrywise
 from service.bounds.operators.pieces import either
 from service.bounds.operators.stepped import Stepped, passed_on
 from service.bounds.rank_group import RankGroup

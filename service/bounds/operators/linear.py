@@ -21,7 +21,7 @@ from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.allowance import Roundings, repeats, widened_by_magnitude
 from service.bounds.operators.base import AccumulatingOperator
 from service.bounds.operators.broadcasting import unbroadcast
-from service.bounds.operators.onnx import Converter
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut, Layer, Whole
 from service.bounds.rank_group import RankGroup
 

@@ -26,9 +26,9 @@ from service.bounds.operators.allowance import (
 )
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.linear import Affine, AffineOperator, constant_only
 from service.bounds.operators.mul import Bilinear
-from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxed, RigorousStep

@@ -22,8 +22,8 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import repeats, slopes_of
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.conversion import Converter, of_two
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.onnx import Converter, of_two
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Share, shared_operand
 from service.bounds.rank_group import RankGroup

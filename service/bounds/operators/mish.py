@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from service.bounds.operators.conversion import Converter, entrywise
 from service.bounds.operators.curve import LEVEL_SLOPE
-from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.silu import gate_error
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 

@@ -26,8 +26,8 @@ from service.bounds.operators.allowance import (
 )
 from service.bounds.operators.base import LinearOperator, NonlinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.conversion import Converter, of_two
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.onnx import Converter, of_two
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxed, RigorousStep
 from service.bounds.rounding import TINY, widened

@@ -13,8 +13,8 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.add import scaled_by
 from service.bounds.operators.base import ExactOperator
+from service.bounds.operators.conversion import Converter, entrywise
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.rank_group import RankGroup
 
 

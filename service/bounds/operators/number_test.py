@@ -11,7 +11,7 @@ from torch import Tensor
 from service.bounds.graph import IS_NAN, TESTS, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
-from service.bounds.operators.onnx import Converter
+from service.bounds.operators.conversion import Converter
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation
 

@@ -12,7 +12,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.base import ExactOperator
-from service.bounds.operators.onnx import Converter
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut
 from service.bounds.rank_group import RankGroup
 

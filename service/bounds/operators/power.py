@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
+from service.bounds.operators.conversion import Array, Call, Converter, Shape, Value, Values, aligned, entrywise, single
 from service.bounds.operators.curve import CLOSE, POWER_SLOPE
-from service.bounds.operators.onnx import Array, Call, Converter, Shape, Value, Values, aligned, entrywise, single
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 

@@ -15,7 +15,7 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches, image_of
 from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.base import ExactOperator
-from service.bounds.operators.onnx import Converter
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut, Share, Whole
 from service.bounds.rank_group import RankGroup
 

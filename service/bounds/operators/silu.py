@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.curve import LEVEL_SLOPE
-from service.bounds.operators.onnx import Converter
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 from service.bounds.rounding import UNIT
 

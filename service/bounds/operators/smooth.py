@@ -27,6 +27,8 @@ from service.bounds.relaxation import Family, Lines, Relaxation
 UNIFORM_POINTS = 8
 STEPS = 9
 """Lines of a table, an odd number."""
+NEAREST = 2.0**-20
+"""The share of an interval that lies between its ends and the points at which tangents are taken."""
 PAIRS = 2**24
 """Entries of a table of chords: one for each pair of points."""
 BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bfloat16: 6}
@@ -132,7 +134,9 @@ class SmoothFunction:
         finite = self._usable(bounds)
         zero = torch.zeros_like(bounds.lower)
         inside = self._where(finite, bounds)
-        lower_slope, upper_slope = torch.where(finite, lower_slope, zero), torch.where(finite, upper_slope, zero)
+        lower_slope, upper_slope = (
+            torch.where(finite & each.isfinite(), each, zero) for each in (lower_slope, upper_slope)
+        )
         span = self.range(bounds)
         above, below = self._least(inside, torch.stack([lower_slope, upper_slope])).unbind()
         return Relaxation(
@@ -144,10 +148,17 @@ class SmoothFunction:
 
     def _least(self, bounds: Interval, slopes: Tensor) -> Tensor:
         """Return lower bounds of ``f(z) − k z`` for the first of two slopes k and of ``k z − f(z)`` for the second."""
+        eps, largest = 4 * torch.finfo(slopes.dtype).eps, torch.finfo(slopes.dtype).max
+        ends = self.function(bounds.lower).abs() + self.function(bounds.upper).abs()
+        sloped = slopes.detach().abs() * torch.maximum(bounds.lower.abs(), bounds.upper.abs())
 
         def heights(points: Tensor) -> Tensor:
-            first, second = (self.function(points) - slopes * points).unbind(dim=1)
-            return torch.stack([first, -second], dim=1)
+            values = self.function(points)
+            above, _ = (values.clamp(max=largest) - slopes * points).unbind(dim=1)
+            _, below = (values.clamp(min=-largest) - slopes * points).unbind(dim=1)
+            # Next to a pole, the error of the largest value would hide all others.
+            sizes = ends if self.defined is None else values.abs().clamp(max=largest)
+            return torch.stack([above, -below], dim=1) - eps * (sizes + sloped).detach()
 
         edges = torch.stack([bounds.lower, *(_clamped(point, bounds) for point in self.inflections), bounds.upper])
         least = heights(edges.unsqueeze(1)).amin(dim=0)
@@ -157,14 +168,14 @@ class SmoothFunction:
             low, high = self._bracket(start, end, slopes)
             point = low / 2 + high / 2
             # If the height is nowhere level in a piece, it is lowest at an end, which gradients must reach.
+            steep = self.derivative(point)
             level = (self.derivative(start) < slopes) != (self.derivative(end) < slopes)
             # If the function bends away from the line, it is above its tangent in the bracket; if not, the ends
             # of the piece are lowest, and the tangent is above them.
-            fall = (self.derivative(point) - slopes).abs() * torch.maximum(point - low, high - point)
+            fall = ((steep - slopes).abs() + eps * steep.abs()) * torch.maximum(point - low, high - point)
         inner = torch.where(level, heights(point) - fall, torch.inf)
         least = torch.minimum(least, inner.amin(dim=0))
-        values = self.function(bounds.lower).abs() + self.function(bounds.upper).abs() + least.detach().abs()
-        return least - self.slack(bounds, slopes.detach(), values)
+        return least - eps * least.detach().abs()
 
     @staticmethod
     def slack(bounds: Interval, slope: Tensor, values: Tensor) -> Tensor:
@@ -250,7 +261,9 @@ class _Tangents:
 
     def member(self, parameters: tuple[Tensor, ...]) -> Lines:
         low, high = self.bounds.lower.unsqueeze(1), self.bounds.upper.unsqueeze(1)
-        point = (low + parameters[0] * (high - low)).clamp(low, high)
+        # Away from the ends, of which one may lie next to a pole: no tangent is steeper than there are numbers.
+        place = NEAREST + (1 - 2 * NEAREST) * parameters[0]
+        point = (low + place * (high - low)).clamp(low, high)
         value, slope = self.smooth.function(point), self.smooth.derivative(point)
         slack = 4 * torch.finfo(value.dtype).eps * (value.abs() + (slope * point).abs()).detach()
         convex, usable = self.convex.unsqueeze(1), self.usable.unsqueeze(1)

@@ -17,8 +17,8 @@ from torch import Tensor
 from service.bounds.flat import by_row
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.conversion import Converter
 from service.bounds.operators.mul import Product
-from service.bounds.operators.onnx import Converter
 from service.bounds.relaxation import Family, Relaxed
 
 

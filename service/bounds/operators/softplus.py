@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.graph import Node
+from service.bounds.operators.conversion import Converter, entrywise
 from service.bounds.operators.curve import LEVEL_SLOPE
-from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 from service.bounds.rounding import UNIT
 

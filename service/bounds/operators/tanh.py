@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from service.bounds.operators.conversion import Converter, entrywise
 from service.bounds.operators.curve import CLOSE, LEVEL_SLOPE
-from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 

@@ -15,21 +15,40 @@ from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, has_constant, repeats
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, aligned
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
 from service.bounds.rank_group import RankGroup
 
 
 def _converted(call: Call, values: Values, shape: Shape) -> Tensor:
     condition, yes, no = values
     if condition.array is None:
-        from service.bounds.onnx.logic import where  # noqa: PLC0415 - written by means of this file's neighbours
-
-        return where(call, values, shape)
+        return _choose_by_variable(call, values, shape)
     rank = len(shape)
     mask = torch.tensor(condition.array.reshape((1,) * (rank - condition.array.ndim) + condition.array.shape))
     first, second = aligned([yes, no, Value(shape, None, condition.array)][:2])
     return torch.where(mask.to(first.device), first, second)
+
+
+def _choose_by_variable(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Choose by a condition that depends on the input; ``Where`` by a constant one is linear."""
+    condition, *operands = values
+    for value in operands:
+        if value.array is not None and value.tensor is None:
+            raise call.refuse("its condition depends on the input, and it chooses integers")
+    stretched = [each if each.constant else Value(shape, _stretched(each, shape)) for each in (condition, *operands)]
+    asked, yes, no = (each.float for each in stretched)
+    return chosen(asked - 0.5, yes, no)
+
+
+def _stretched(value: Value, shape: Shape) -> Tensor:
+    own = value.float.reshape(-1, *(1,) * (len(shape) - len(value.shape)), *value.shape)
+    return own if value.shape == shape else own.expand(-1, *shape)
+
+
+def chosen(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Return ``yes`` where a value is above 0, and else ``no``."""
+    return torch.where(x > 0, yes, no)
 
 
 class Where(Elementwise, LinearOperator):

@@ -26,23 +26,23 @@ def detect(observation: Observation) -> Iterator[Finding]:
 
 def _messages(usage: Usage) -> Iterator[str]:
     pending = [mark for mark in usage.marks if mark.pending]
-    for site, marks in _grouped(pending, lambda mark: str(mark.site)).items():
-        yield _marked(site, marks)
+    for site, marks in _group(pending, lambda mark: str(mark.site)).items():
+        yield _describe_marks(site, marks)
     unsafe = [each for each in usage.reentries if each.begins]
-    for (module, site, inside), calls in _grouped(unsafe, _kind).items():
+    for (module, site, inside), calls in _group(unsafe, _kind).items():
         yield _called_too_early(module, site, inside, calls)
-    for _, reads in _grouped(usage.reads, lambda each: (_call(each.held), each.site)).items():
+    for _, reads in _group(usage.reads, lambda each: (_call(each.held), each.site)).items():
         yield _read(reads)
     # The autograd graph holds what a pending backward saved; the mark has already been reported for that.
     held = [each for each in usage.held if each.holders or not pending]
     read = {_call(each.held) for each in usage.reads}
-    for call, results in _grouped(held, _call).items():
+    for call, results in _group(held, _call).items():
         if call not in read:
-            yield _held(results)
-    for site, gradients in _grouped(usage.gradients, lambda each: str(each.site)).items():
+            yield _describe_held(results)
+    for site, gradients in _group(usage.gradients, lambda each: str(each.site)).items():
         yield _stale(site, gradients)
-    for (module, place), retained in _grouped(usage.retained, lambda each: (each.origin.module, each.site)).items():
-        yield _retained(module, place, retained)
+    for (module, place), retained in _group(usage.retained, lambda each: (each.origin.module, each.site)).items():
+        yield _describe_retained(module, place, retained)
 
 
 def _suspects(observation: Observation) -> Iterator[str]:
@@ -52,14 +52,14 @@ def _suspects(observation: Observation) -> Iterator[str]:
     alive = [each for each in observation.usage.overlapping if each.holders]
     wrong = not all(comparison.passed for comparison in observation.comparisons) or "overwritten" in observation.error
     if alive and wrong:
-        of_calls = [str(results[0]) for results in _grouped(alive, _call).values()]
+        of_calls = [str(results[0]) for results in _group(alive, _call).values()]
         yield (
             "results are wrong, and no stale read was seen; the cause may be a result held over a replay, "
             f"which overwrites it: {_names(of_calls, '; or ')}"
         )
 
 
-def _marked(site: str, marks: list[Mark]) -> str:
+def _describe_marks(site: str, marks: list[Mark]) -> str:
     origins = dict.fromkeys(str(origin) for mark in marks for origin in mark.pending)
     most = max(len(mark.pending) for mark in marks)
     return (
@@ -93,7 +93,7 @@ def _read(reads: list[StaleRead]) -> str:
     )
 
 
-def _held(results: list[HeldResult]) -> str:
+def _describe_held(results: list[HeldResult]) -> str:
     first = results[0]
     again = f", and {len(results) - 1} more" if len(results) > 1 else ""
     return f"held over a replay, which overwrites it, and may be read after it: {first}{again}; {_REMEDY}"
@@ -108,7 +108,7 @@ def _stale(site: str, gradients: list[StaleGradient]) -> str:
     )
 
 
-def _retained(module: str, site: CallSite, reads: list[RetainedRead]) -> str:
+def _describe_retained(module: str, site: CallSite, reads: list[RetainedRead]) -> str:
     when = _when(each.iteration for each in reads)
     return (
         f"the gradient that a result of {module} retains is read at {site} ({when}): "
@@ -117,7 +117,7 @@ def _retained(module: str, site: CallSite, reads: list[RetainedRead]) -> str:
     )
 
 
-def _grouped(items: Iterable[_Item], key: Callable[[_Item], Group]) -> dict[Group, list[_Item]]:
+def _group(items: Iterable[_Item], key: Callable[[_Item], Group]) -> dict[Group, list[_Item]]:
     groups: dict[Group, list[_Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

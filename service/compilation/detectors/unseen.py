@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.compilation.run.audit import names_of
+from service.compilation.run.notes import names_of
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 

@@ -34,7 +34,7 @@ def _reasons(observation: Observation) -> Iterator[str]:
     elif training and observation.case.rung.compiles_backward and not _backward_ran(observation):
         yield "no compiled backward ran: gradients came from eager, or from nowhere"
     yield from _barely(observation)
-    yield from _uncaptured(observation)
+    yield from _find_uncaptured(observation)
 
 
 def _barely(observation: Observation) -> Iterator[str]:
@@ -43,7 +43,7 @@ def _barely(observation: Observation) -> Iterator[str]:
         yield f"only {share:.1%} of a step's operators run in compiled code"
 
 
-def _uncaptured(observation: Observation) -> Iterator[str]:
+def _find_uncaptured(observation: Observation) -> Iterator[str]:
     graphs = observation.evidence.cuda_graphs
     profile = observation.cost.timed.profile if observation.cost else None
     if graphs is None:

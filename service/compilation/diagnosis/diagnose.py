@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,22 +14,23 @@ import torch.distributed as dist
 from torch import nn
 
 from service.compilation.diagnosis.check import difference
-from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimised
+from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimise
 from service.compilation.diagnosis.script import bisect, write
 from service.compilation.diagnosis.script import run as run_script
-from service.compilation.ladder import Result
+from service.compilation.host_fault import describe
+from service.compilation.instruments.caches import empty_caches
+from service.compilation.instruments.trace import traced
+from service.compilation.judgement import Result
 from service.compilation.program import Program
-from service.compilation.ranks.collective_attempt import Separable, collective_attempt
-from service.compilation.ranks.group import any_rank, gather
+from service.compilation.ranks.group import GroupLostError, Separable, any_rank, collective_attempt, gather
+from service.compilation.run.baseline import Baseline, make_baseline
+from service.compilation.run.built_program import build, build_only
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.draws import precision, random_numbers
 from service.compilation.run.observation import RungCase
-from service.compilation.run.program_run import build, build_only
-from service.compilation.run.reference import Reference, run, run_reference
-from service.compilation.run.run_rung import RunPlan, describe
+from service.compilation.run.recorded_run import record_run
+from service.compilation.run.run_plan import RunPlan
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.caches import empty_caches
-from service.compilation.torch_internals.trace import traced
+from service.jobs.runtime import RunContext, Stopwatch
 from service.jobs.spec.compile import Tolerance
 from service.models.compiled import as_compiled
 
@@ -43,37 +43,59 @@ _ISOLATED = ("fail_error", "fail_parity")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """``script`` shows the fault of ``operators`` operators; ``confirmed``: it did so in a process of its own,
-    with the message ``said``; ``None`` if that was not measured, for the reason ``said``. ``bisection``: the part of
-    Inductor at fault. An empty ``script``: there is none, for the reason ``said``.
-    """
+    """A script that shows a fault, if there is one."""
 
     script: str = ""
+    """The artifact; empty if there is none."""
     operators: int = 0
+    """How many operators it has."""
     confirmed: bool | None = None
+    """Whether it showed the fault in a process of its own; ``None`` if that was not measured."""
     said: str = ""
+    """The message with which it showed it, or why there is no script or no confirmation."""
     bisection: str = ""
+    """The part of Inductor at fault."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Holds the cause of a failure of the lowest rung of a phase that failed. ``module`` is the smallest that
-    fails alone (``None``: only several do together, or it was not found), ``fault`` its fault; ``ended``: the
-    search ran out of time, with these results so far; ``trace`` is the folder of the compiler's own trace.
-    Paths are names of artifacts.
-    """
+    """The cause of a failure of the lowest rung of a phase that failed."""
 
     rung: str
     phase: str
     module: str | None
+    """The smallest that fails alone; ``None`` if only several do together, or it was not found."""
     fault: str
+    """What is wrong with it."""
     trials: int
+    """How many modules were tried."""
     trace: str
+    """The artifact with the compiler's own trace."""
     reproduction: Reproduction
     ended: bool = False
+    """Whether the search ran out of time with these results."""
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def diagnose_all(context: RunContext, program: Program, failed: Sequence[Result], plan: RunPlan) -> Iterator[Diagnosis]:
+    """Diagnose each of ``failed``, unless the job was asked to stop."""
+    for result in failed:
+        if any(gather(context.should_stop())):
+            continue
+        watch = Stopwatch()
+        if context.rank == 0:
+            context.report.log(f"{result.case.name}: looking for the failing module")
+        try:
+            found = diagnose(program, result, plan, context.paths.artifacts)
+        except GroupLostError as error:
+            context.report.log(f"the diagnosis of {result.case.name} ended early: {error}")
+            return
+        if found is not None:
+            if context.rank == 0:
+                context.report.span(f"{found.phase}/{found.rung}/diagnosis", watch.began, watch.now, found.row())
+            yield found
 
 
 def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -> Diagnosis | None:
@@ -87,14 +109,14 @@ def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -
     if result.verdict not in _ISOLATED or isinstance(program, Separable):
         return None
     try:
-        reference = run_reference(program, case.phase, plan.iterations, any_rank)
+        baseline = make_baseline(program, case.phase, plan.iterations, any_rank)
         problem = ""
     except Exception as error:
-        reference, problem = None, describe(error)
-    if any(gather(problem)) or reference is None:
+        baseline, problem = None, describe(error)
+    if any(gather(problem)) or baseline is None:
         return None
     folder = artifacts / "diagnosis" / f"{case.phase}-{case.rung.name}"
-    search = _ModuleSearch(program, case, reference, plan, time.monotonic() + SEARCH_S)
+    search = _ModuleSearch(program, case, baseline, plan, time.monotonic() + SEARCH_S)
     with traced(folder / "trace"):
         unit = search.smallest()
     fault = search.faults.get(unit or "", result.findings[0].message if result.findings else "")
@@ -116,12 +138,12 @@ def _reproduction(search: _ModuleSearch, unit: str, folder: Path) -> Reproductio
         graphs, problem = [], describe(error)
     found = Reproduction(said=problem or "another rank's graph cannot be run alone")
     if not any(gather(problem)) and (not dist.is_initialized() or dist.get_rank() == 0):
-        found = _alone(graphs, search, folder, about)
+        found = _reproduce_alone(graphs, search, folder, about)
     gather(None)
     return found
 
 
-def _alone(graphs: list[Captured], search: _ModuleSearch, folder: Path, about: str) -> Reproduction:
+def _reproduce_alone(graphs: list[Captured], search: _ModuleSearch, folder: Path, about: str) -> Reproduction:
     """Return the first graph that fails alone, reduced, as a script that has been tried."""
     rung, tolerance = search.case.rung, search.plan.tolerance
     fails = partial(_fails, rung, tolerance)
@@ -129,7 +151,7 @@ def _alone(graphs: list[Captured], search: _ModuleSearch, folder: Path, about: s
     if failing is None:
         return Reproduction(said="its graphs, each alone and with the inputs of the first step, do not fail")
     try:
-        small = minimised(failing, fails, search.deadline)
+        small = minimise(failing, fails, search.deadline)
         search.ended |= time.monotonic() > search.deadline
         script = write(small, rung, tolerance, about.replace('"""', "'''").replace("\\", "/"), folder)
     except UnsuitableError as error:
@@ -155,25 +177,21 @@ def _fails(rung: Rung, tolerance: Tolerance, captured: Captured) -> bool:
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
-@contextmanager
-def _as_judged(rung: Rung, reference: Reference) -> Iterator[None]:
-    """Run within like the reference, with the same random draws."""
-    with precision(reference), random_numbers(rung, reference):
-        yield
-
-
 @dataclass
 class _ModuleSearch:
-    """Tries single modules, the same on every rank, until ``deadline`` (of ``time.monotonic``)."""
+    """Tries single modules, the same on every rank."""
 
     program: Program
     case: RungCase
-    reference: Reference
+    baseline: Baseline
     plan: RunPlan
     deadline: float
+    """The end of the search, of ``time.monotonic``."""
     trials: int = 0
     faults: dict[str, str] = field(default_factory=dict)
+    """What is wrong with each that failed."""
     ended: bool = False
+    """Whether it ran out of time."""
 
     def smallest(self) -> str | None:
         """Return the path of the smallest module that fails alone, or the smallest so far when time runs out;
@@ -194,20 +212,20 @@ class _ModuleSearch:
             self.ended = True
             return False
         self.trials += 1
-        own = collective_attempt(lambda: self._fault(unit), str)
-        fault = next((each for each in gather(own) if each), "")
+        _, problems = collective_attempt(lambda: self._fault(unit), str)
+        fault = next((each for each in problems if each), "")
         if fault:
             self.faults[unit] = fault
         return bool(fault)
 
     def _fault(self, unit: str) -> str:
-        with empty_caches(), _as_judged(self.case.rung, self.reference):
+        with empty_caches(), self.baseline.precision(), self.baseline.random_numbers(self.case.rung):
             try:
-                program_run = build_only(self.program, self.case.phase, self.case.rung, unit)
-                seen = run(program_run, self.plan.iterations, self.reference.eager.starts)
+                built = build_only(self.program, self.case.phase, self.case.rung, unit)
+                seen = record_run(built, self.plan.iterations, self.baseline.eager.starts)
             except Exception as error:
                 return describe(error)
-        for each in compare_runs(seen, self.reference, self.plan.tolerance):
+        for each in compare_runs(seen, self.baseline, self.plan.tolerance):
             if not each.passed:
                 return f"{each.kind} {each.name}, iteration {each.iteration}: off by {each.max_abs:.3g}"
         return ""
@@ -216,12 +234,12 @@ class _ModuleSearch:
         """Yield the modules within that are called themselves: those in a container stand for it."""
         name, _, path = unit.partition(".")
         module = build(self.program, self.case.phase).parts.modules[name].get_submodule(path)
-        yield from (f"{unit}.{child}" for child in _called(module))
+        yield from (f"{unit}.{child}" for child in _called_modules(module))
 
 
-def _called(module: nn.Module) -> Iterator[str]:
+def _called_modules(module: nn.Module) -> Iterator[str]:
     for name, child in module.named_children():
         if isinstance(child, _CONTAINERS):
-            yield from (f"{name}.{inner}" for inner in _called(child))
+            yield from (f"{name}.{inner}" for inner in _called_modules(child))
         else:
             yield name

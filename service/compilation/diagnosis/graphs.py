@@ -10,12 +10,11 @@ from typing import Any
 from torch import Tensor, fx
 from torch.nn import Parameter
 
+from service.compilation.instruments.caches import empty_caches
 from service.compilation.program import Program
+from service.compilation.run.built_program import build_only, record_step
 from service.compilation.run.observation import RungCase
-from service.compilation.run.program_run import build_only, record_step
-from service.compilation.run.reference import seed
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.caches import empty_caches
 from service.torch_internals.types import OpOverload
 
 _FAR = ("trivet", "_c10d_functional", "c10d", "fsdp")
@@ -48,15 +47,14 @@ def capture(program: Program, case: RungCase, unit: str) -> list[Captured]:
     def backend(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
             if all(each.graph is not graph for each in found):
-                found.append(Captured(graph, tuple(map(_kept, inputs))))
+                found.append(Captured(graph, tuple(map(_copy_value, inputs))))
             return graph.forward(*inputs)
 
         return run
 
     with empty_caches():
-        program_run = build_only(program, case.phase, Rung("capture", backend), unit)
-        seed(0)
-        record_step(program_run)
+        built = build_only(program, case.phase, Rung("capture", backend), unit)
+        record_step(built, 0)
     for each in found:
         check_alone(each)
     return found
@@ -74,7 +72,7 @@ def check_alone(captured: Captured) -> None:
             raise UnsuitableError(f"its graph holds {node.target}, which needs the program's group")
 
 
-def minimised(captured: Captured, fails: _Fails, deadline: float) -> Captured:
+def minimise(captured: Captured, fails: _Fails, deadline: float) -> Captured:
     """Return the smallest run of operators that ``fails`` like the whole, found by two bisections.
 
     Values computed before that run become its inputs. At ``deadline`` (of ``time.monotonic``) the smallest so far is
@@ -117,7 +115,7 @@ class _Values(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        self.seen[n] = _kept(value)
+        self.seen[n] = _copy_value(value)
         return value
 
 
@@ -142,5 +140,5 @@ def _body(graph: fx.GraphModule) -> list[fx.Node]:
     return [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
 
 
-def _kept(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value

@@ -19,8 +19,8 @@ from torch import Tensor, fx
 
 from service.compilation.diagnosis import check
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError
+from service.compilation.instruments.caches import owned_folder
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.caches import owned_folder
 from service.jobs.spec.compile import Tolerance
 from service.torch_internals.table import internal_if_there
 
@@ -150,7 +150,7 @@ def _process(command: list[str], timeout_s: float) -> ScriptOutcome:
         lone = {name: value for name, value in os.environ.items() if name not in GROUP}
         environment = lone | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         try:
-            status, printed, told = _ended(_limited(command), environment, folder, timeout_s)
+            status, printed, told = _wait_for_end(_limit_processor_time(command), environment, folder, timeout_s)
         except subprocess.TimeoutExpired:
             return ScriptOutcome(None, f"it was still running after {timeout_s:.0f} s")
     if status == -signal.SIGXCPU:
@@ -160,14 +160,16 @@ def _process(command: list[str], timeout_s: float) -> ScriptOutcome:
     return ScriptOutcome(status == 1 and bool(lines), said)
 
 
-def _limited(command: list[str]) -> list[str]:
+def _limit_processor_time(command: list[str]) -> list[str]:
     """Return the command with a limit of processor time, for each of its processes. A rank may not set that of another
     process, so a shell sets its own.
     """
     return ["/bin/sh", "-c", f'ulimit -S -t {PROCESSOR_S}; exec "$@"', "sh", *command]
 
 
-def _ended(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float) -> tuple[int, str, str]:
+def _wait_for_end(
+    command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float
+) -> tuple[int, str, str]:
     """Return the exit status, and what was written to stdout and stderr; raises ``TimeoutExpired`` with nothing left
     running.
 

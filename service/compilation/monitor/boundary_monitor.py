@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from service.compilation.instruments.cudagraphs import graph_results
+from service.compilation.instruments.functions import EagerFunctions, FunctionCall, unobserved
+from service.compilation.instruments.marks import graphs_wait, heard_marks, in_backward
+from service.compilation.instruments.transfers import Transfers
 from service.compilation.monitor.results import ResultLifetimes
 from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, RetainedRead, StaleGradient, UnitCalls, Usage
-from service.compilation.torch_internals.cudagraphs import graph_results
-from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall, unobserved
-from service.compilation.torch_internals.marks import graphs_wait, heard_marks, in_backward
-from service.compilation.torch_internals.transfers import Transfers
 from service.parallel.boundary import CallSite, Origin, PendingBackwards, Shapes, StepBoundary, caller
 from service.parallel.boundary.holders import FOREIGN
 from service.parallel.boundary.lifetimes import CallCounter, CallResult, LiveResults, address_of, local
@@ -60,7 +60,7 @@ def monitored(
     with ExitStack() as stack:
         if sees_reads:
             stack.enter_context(monitor.functions.active())
-        stack.enter_context(heard_marks(monitor.marked))
+        stack.enter_context(heard_marks(monitor.note_mark))
         stack.callback(register_optimizer_step_pre_hook(monitor.stepping).remove)
         for name, unit in units.items():
             stack.enter_context(_intercepted(name, unit, monitor))
@@ -211,7 +211,7 @@ class BoundaryMonitor:
         """Note its new results: their memory held results of an earlier step, and they may be read at once."""
         self._results.note(self._backward, self._in_graphs(), returned=False)
 
-    def marked(self) -> None:
+    def note_mark(self) -> None:
         """Note that a step mark is about to be set."""
         self._gradients.confirm()
         waiting = graphs_wait(self._device) if self._device else None

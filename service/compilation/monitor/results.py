@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from service.compilation.instruments.functions import unobserved
 from service.compilation.monitor.usage import StaleRead
-from service.compilation.torch_internals.functions import unobserved
 from service.parallel.boundary import CallSite, HeldResult, Origin
 from service.parallel.boundary.holders import holders_of, read_again_of
 from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of, held_by_output, local, located

@@ -29,17 +29,16 @@ class Mark:
 
 @dataclass(frozen=True)
 class Reentry:
-    """A call of a module that has ``pending`` forwards before it, or one from within a running backward.
-
-    ``begins``: replays begin with it, unmarked, although that backward has not ended or another is still to run.
-    """
+    """A call of a module before an earlier forward of it had its backward, or from within a running backward."""
 
     module: str
     iteration: int
     site: CallSite
     pending: int
+    """How many forwards still wait for their backward."""
     in_backward: bool
     begins: bool
+    """Whether replays begin with it, unmarked, although that backward has not ended or another is still to run."""
 
 
 @dataclass(frozen=True)
@@ -82,24 +81,32 @@ class Lifetimes:
 
 @dataclass(frozen=True)
 class Usage:
-    """Describes one run of a program. ``outside``: calls that bypassed the boundary. ``reads``: results read after they
-    were overwritten; ``held``: those alive a whole round of replays after their own; ``overlapping``: those alive when
-    the next round began, which is a mistake only if they are read. ``shapes``: the shapes of each module's calls in
-    each iteration.
-    """
+    """How one run of a program used its compiled modules."""
 
     iterations: int = 0
+    """How many the run had."""
     invocations: Mapping[Invocation, int] = field(default_factory=dict)
+    """How often each module was called in each way."""
     outside: tuple[Origin, ...] = ()
+    """Calls that bypassed the boundary."""
     marks: tuple[Mark, ...] = ()
+    """Step marks, with the forwards that still waited for a backward."""
     reentries: tuple[Reentry, ...] = ()
+    """Calls of a module before an earlier forward of it had its backward."""
     reads: tuple[StaleRead, ...] = ()
+    """Results read after they were overwritten."""
     held: tuple[HeldResult, ...] = ()
+    """Results alive a whole round of replays after their own."""
     overlapping: tuple[HeldResult, ...] = ()
+    """Results alive when the next round began, which is a mistake only if they are read."""
     gradients: tuple[StaleGradient, ...] = ()
+    """Gradients in use after they were overwritten."""
     retained: tuple[RetainedRead, ...] = ()
+    """Gradients that the result of a call retains, and that were read."""
     lifetimes: Mapping[str, Lifetimes] = field(default_factory=dict)
+    """What became of the results of each module."""
     shapes: Mapping[str, tuple[frozenset[Shapes], ...]] = field(default_factory=dict)
+    """The shapes of each module's calls in each iteration."""
 
 
 @dataclass

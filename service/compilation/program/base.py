@@ -10,24 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.parallel.boundary import StepBoundary
 from service.parallel.mesh import Mesh
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Holds the parts of a program, in one dtype, before anything is compiled.
-
-    ``compiled`` names the modules that the harness compiles; the others run as they are. Results of those named in
-    ``kept`` are meant to outlive their step. Every parameter of the ``optimizers`` must get a gradient and move.
-    """
+    """The parts of a program, in one dtype, before anything is compiled."""
 
     modules: Mapping[str, nn.Module]
     compiled: tuple[str, ...]
+    """The modules that the check compiles; the others run as they are."""
     optimizers: tuple[Optimizer, ...] = ()
+    """Each of their parameters must get a gradient and move."""
     dtype: torch.dtype = torch.float32
     kept: tuple[str, ...] = ()
+    """Modules whose results are meant to outlive their step."""
 
     def __post_init__(self) -> None:
         strangers = [name for name in self.compiled if name not in self.modules]

@@ -125,19 +125,19 @@ class ModelProgram(BatchedProgram):
             outputs.append(output)
         for optimizer in parts.optimizers:
             optimizer.step()
-        return Step({"loss": torch.stack(losses).sum()}, self._named(outputs), _inputs(original, batch))
+        return Step({"loss": torch.stack(losses).sum()}, self._detach_outputs(outputs), _inputs(original, batch))
 
     def _inference_step(self, parts: Parts, boundary: StepBoundary, original: SampleBatch) -> Step:
         boundary.step_boundary()
         model, batch = parts.modules[MODEL], original.fresh(parts.dtype)
         with torch.no_grad():
             outputs = [boundary.boundary_call(model, *micro.inputs) for micro in batch.chunks(self.micro_batches)]
-        return Step(outputs=self._named(outputs), inputs=_inputs(original, batch))
+        return Step(outputs=self._detach_outputs(outputs), inputs=_inputs(original, batch))
 
-    def _named(self, outputs: list[Any]) -> dict[str, Tensor]:
+    def _detach_outputs(self, outputs: list[Any]) -> dict[str, Tensor]:
         if self.micro_batches == 1:
-            return named("output", outputs[0])
-        return dict(pair for index, output in enumerate(outputs) for pair in named(f"output {index}", output).items())
+            return detach("output", outputs[0])
+        return dict(pair for index, output in enumerate(outputs) for pair in detach(f"output {index}", output).items())
 
 
 def _first_tensor(outputs: Any) -> Tensor:
@@ -148,7 +148,7 @@ def _first_tensor(outputs: Any) -> Tensor:
     return first
 
 
-def named(name: str, outputs: Any) -> dict[str, Tensor]:
+def detach(name: str, outputs: Any) -> dict[str, Tensor]:
     """Return the tensors in nested ``outputs`` under dotted names, cut off from their graphs."""
     return {key: value.detach() for key, value in named_tensors(name, outputs)}
 

@@ -27,16 +27,17 @@ from service.schedules.schedule import Schedule
 class PipelineProgram(BatchedProgram):
     """A ``service.compilation.program.Program`` over the stages of this rank, compiled one by one.
 
-    ``module(dtype, part)`` gives a new stage. Each step runs ``schedule`` (in inference the same micro-batches
-    forward only) over one of ``batches``; the rank of the last stage has its losses and outputs. ``entered``
-    keeps an input of each stage, from its last uncompiled run in float32.
+    The rank of the last stage has the losses and outputs of each step.
     """
 
     module: Callable[[torch.dtype, Part], nn.Module]
+    """Makes a new stage of a dtype."""
     mesh: Mesh
     schedule: Schedule
+    """What each step runs over one of ``batches``; in inference the same micro-batches forward only."""
     channels: Channels
     entered: dict[str, Tensor] = field(default_factory=dict)
+    """An input of each stage, from its last uncompiled run in float32."""
 
     def __post_init__(self) -> None:
         if not callable(self.loss):

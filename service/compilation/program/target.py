@@ -13,7 +13,7 @@ from service import models
 from service.compilation.program.base import Maker, Program, Site
 from service.compilation.program.model import ModelProgram, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.plugins import Features, ProgramConfig, Tokens
 from service.jobs.plugins.declarations import dotted
 from service.jobs.runtime import RunContext
@@ -34,16 +34,14 @@ from service.schedules import generator
 
 @dataclass(frozen=True)
 class _CheckedModel:
-    """A job's model on this rank: its construction, its parallelism and its loss.
-
-    ``output_axis`` is the axis over which the logits are divided.
-    """
+    """A job's model on this rank: its construction, its parallelism and its loss."""
 
     config: ModelConfig
     weights: models.Weights | None
     recipe: ModelRecipe
     mesh: Mesh
     output_axis: Axis
+    """The axis over which the logits are divided."""
     device: torch.device
     seed: int
 
@@ -88,19 +86,19 @@ def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> T
     """
     mesh = meshes.build(spec.parallel, device.type)
     if spec.program is not None:
-        return _installed(spec.program, spec, Site(device, mesh, spec.seed, context.data))
-    return _built(spec, context, device, mesh)
+        return _installed_target(spec.program, spec, Site(device, mesh, spec.seed, context.data))
+    return _model_target(spec, context, device, mesh)
 
 
-def _built(spec: CompileSpec, context: RunContext, device: torch.device, mesh: Mesh) -> Target:
+def _model_target(spec: CompileSpec, context: RunContext, device: torch.device, mesh: Mesh) -> Target:
     """Return the program of a model, as a training job runs it."""
     assert spec.model is not None  # a spec has one of the two
     config, weights = resolve(spec.model, context.data)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     recipe = ModelRecipe.from_spec(spec)
+    own = fingerprint(config, recipe, device)
     model = _CheckedModel(config, weights, recipe, mesh, axis, device, spec.seed)
     inputs = batches(spec, config, device, mesh.dp.rank, context.data)
-    own = fingerprint(config, recipe, device)
     about = {"model": config.model_dump(mode="json"), "activation_checkpoint": recipe.activation_checkpoint}
     about |= {"precision": recipe.precision.model_dump(), "sharding": recipe.sharding.model_dump()}
     if recipe.pipeline is None:
@@ -112,7 +110,7 @@ def _built(spec: CompileSpec, context: RunContext, device: torch.device, mesh: M
     return Target(program, Subject(own, about | {"pipeline": recipe.pipeline.model_dump()}))
 
 
-def _installed(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:
+def _installed_target(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:
     """Return the program of an installed package; another version of the package is another program."""
     provided = PROGRAMS.provided[config.name]
     maker: Maker = dotted(provided.declaration.maker)

@@ -1,16 +1,96 @@
-"""Defines the gate of a report: the rung that each phase may use, and its gain."""
+"""Publishes a check: the gate, with the rung that each phase may use and its gain, inside the whole report, and the
+compiled code of those rungs.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from service.compilation.ladder import Result
+from service.compilation.diagnosis import Diagnosis
+from service.compilation.judgement import Result
+from service.compilation.program.target import Subject
+from service.compilation.report.rows import counts, rung_row
+from service.compilation.report.summary import causes, summary
 from service.compilation.run.observation import Cost
-from service.compilation.selftest import Proof
-from service.jobs.spec.compile import Phase
+from service.compilation.selftest import Proof, SelfTest
+from service.jobs.files import atomic_draft, atomic_write
+from service.jobs.runtime import RunContext
+from service.jobs.spec.compile import CompileSpec, Phase
+from service.models.compiled import COMPILE_CACHE, cache_file
 
 REPORT = "report.json"
+
+
+@dataclass(frozen=True)
+class Climb:
+    """A finished climb: the program, the results of all rungs, and the proofs that they rest on."""
+
+    subject: Subject
+    toolchain_s: float | None
+    results: list[Result]
+    proved: SelfTest | None
+    """``None`` on ranks that do not report."""
+
+    def report(self, spec: CompileSpec, diagnoses: Sequence[Diagnosis] = ()) -> dict[str, Any]:
+        """Return the report as plain data."""
+        proofs = self.proved.proofs if self.proved else ()
+        opened = gate(
+            self.results,
+            spec.phases,
+            self.subject.fingerprint,
+            self.toolchain_s,
+            micro_batches=spec.forwards,
+            closed=why_unproved(proofs),
+        )
+        return {
+            "summary": [*summary(self.results, opened), *causes(diagnoses)],
+            "gate": opened,
+            "rungs": [rung_row(result) for result in self.results],
+            "verdicts": counts(self.results),
+            "diagnoses": [found.row() for found in diagnoses],
+            "selftest": [asdict(proof) | {"holds": proof.holds} for proof in proofs],
+            "selftest_kept_since": self.proved.kept_since if self.proved else "",
+            "toolchain_s": self.toolchain_s,
+            "tolerance": spec.permitted.model_dump(),
+            "parallel": spec.parallel.model_dump(),
+            **self.subject.about,
+        }
+
+    def keep_caches(self, context: RunContext, phases: Sequence[Phase]) -> None:
+        """Publish this rank's compiled code of the allowed rungs, for jobs that name the gate."""
+        for phase in phases:
+            best = highest_safe(self.results, phase)
+            cache = best.observation.cost.cache if best and best.observation and best.observation.cost else None
+            if best and cache:
+                path = context.paths.artifacts / COMPILE_CACHE / cache_file(phase, best.case.rung.name, context.rank)
+                with atomic_draft(path) as draft:
+                    draft.write_bytes(cache)
+                context.report.artifact(path)
+
+
+def write_report(context: RunContext, report: Mapping[str, Any]) -> None:
+    """Write the report atomically, in place of an earlier one."""
+    context.paths.artifacts.mkdir(parents=True, exist_ok=True)
+    atomic_write(context.paths.artifacts / REPORT, json.dumps(report, indent=1, allow_nan=False).encode())
+
+
+def publish_report(context: RunContext, report: Mapping[str, Any], diagnoses: Sequence[Diagnosis]) -> None:
+    """Write the last report; publish it, and the files of the diagnoses beside it."""
+    write_report(context, report)
+    artifacts = context.paths.artifacts
+    for found in diagnoses:
+        if any((artifacts / found.trace).iterdir()):
+            context.report.artifact(artifacts / found.trace)
+        if found.reproduction.script:
+            script = artifacts / found.reproduction.script
+            context.report.artifact(script, "text/x-python")
+            context.report.artifact(script.with_suffix(".safetensors"))
+    context.report.artifact(artifacts / REPORT, "application/json")
+    for sentence in report["summary"]:
+        context.report.log(sentence)
 
 
 def gate(
@@ -45,7 +125,7 @@ def gate(
     }
 
 
-def unproved(proofs: Sequence[Proof]) -> str:
+def why_unproved(proofs: Sequence[Proof]) -> str:
     """Say why findings, or their lack, prove nothing: the self-test failed, or has not run. Empty if it proved
     every detector.
     """

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from service.compilation.evidence import CudaGraphs
-from service.compilation.ladder import Result
+from service.compilation.instruments.profile import Profile
+from service.compilation.judgement import Result
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.observation import Cost, Observation
 from service.compilation.run.parity import Comparison
-from service.compilation.torch_internals.profile import Profile
 from service.parallel.boundary import HeldResult, Shapes
 
 
@@ -27,8 +27,8 @@ def rung_row(result: Result) -> dict[str, Any]:
         "phase": result.case.phase,
         "verdict": result.verdict,
         "findings": [asdict(finding) for finding in result.findings],
-        **(_measured(seen) if seen else _unmeasured()),
-        "rehearsal": _rehearsal(result.rehearsal),
+        **(_observation_row(seen) if seen else _empty_row()),
+        "rehearsal": _rehearsal_row(result.rehearsal),
     }
 
 
@@ -50,7 +50,7 @@ def _parity_row(seen: Observation) -> dict[str, Any] | None:
     }
 
 
-def _measured(seen: Observation) -> dict[str, Any]:
+def _observation_row(seen: Observation) -> dict[str, Any]:
     evidence = seen.evidence
     return {
         "parity": _parity_row(seen),
@@ -61,7 +61,7 @@ def _measured(seen: Observation) -> dict[str, Any]:
         "graph_breaks": [asdict(each) for each in evidence.graph_breaks],
         "recompiles": [asdict(each) for each in evidence.recompiles],
         "limit_hits": list(evidence.limit_hits),
-        "parameters": _training(seen),
+        "parameters": _training_row(seen),
         "notes": list(seen.notes),
         "hooks_traced": sum(each.count for each in evidence.hooks),
         "hooks": [asdict(each) for each in evidence.hooks],
@@ -72,18 +72,18 @@ def _measured(seen: Observation) -> dict[str, Any]:
     }
 
 
-def _rehearsal(seen: Observation | None) -> dict[str, Any] | None:
+def _rehearsal_row(seen: Observation | None) -> dict[str, Any] | None:
     """Return the rehearsal of CUDA graphs without a CUDA device; ``None`` if none was needed."""
     return None if seen is None else {"parity": _parity_row(seen), "notes": list(seen.notes), **_usage_rows(seen.usage)}
 
 
-def _unmeasured() -> dict[str, Any]:
+def _empty_row() -> dict[str, Any]:
     fields = ("parity", "graphs", "backward_graphs", "operations", "fullgraph", "graph_breaks", "recompiles")
     more = ("limit_hits", "parameters", "notes", "hooks_traced", "hooks", "autograd_captures", "cudagraph")
     return dict.fromkeys((*fields, *more, *_usage_rows(Usage()))) | _cost(None)
 
 
-def _training(seen: Observation) -> dict[str, Any] | None:
+def _training_row(seen: Observation) -> dict[str, Any] | None:
     training = seen.training
     if training is None:
         return None
@@ -164,10 +164,10 @@ def _shapes_at(shapes: Sequence[frozenset[Shapes]], iteration: int) -> list[str]
 
 
 def _comparison(comparison: Comparison) -> dict[str, Any]:
-    return {name: _finite(value) for name, value in asdict(comparison).items()}
+    return {name: _finite_or_none(value) for name, value in asdict(comparison).items()}
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     """Return ``None`` for an infinite number: JSON has none."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -190,9 +190,9 @@ def _usage_rows(usage: Usage) -> dict[str, Any]:
             }
             for call, count in usage.invocations.items()
         ],
-        "lifetimes": [_held(each) for each in usage.held],
+        "lifetimes": [_held_row(each) for each in usage.held],
         "stale_reads": [
-            _held(each.held) | {"iteration": each.iteration, "read_at": str(each.site)} for each in usage.reads
+            _held_row(each.held) | {"iteration": each.iteration, "read_at": str(each.site)} for each in usage.reads
         ],
         "results": {module: asdict(fate) for module, fate in usage.lifetimes.items()},
         "marks": _marks(usage),
@@ -215,7 +215,7 @@ def _marks(usage: Usage) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _held(held: HeldResult) -> dict[str, Any]:
+def _held_row(held: HeldResult) -> dict[str, Any]:
     return {
         "module": held.origin.module,
         "step": held.origin.step,

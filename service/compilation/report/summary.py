@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis, Reproduction
-from service.compilation.ladder import Result
-from service.compilation.run.audit import names_of
+from service.compilation.judgement import Result
+from service.compilation.run.notes import names_of
 from service.compilation.verdicts import Verdict
 from service.jobs.spec.compile import Phase
 
@@ -16,6 +16,7 @@ _FOOT = "eager"
 """The rung that captures graphs and runs them unchanged: it gains nothing."""
 WORDS: dict[Verdict, str] = {
     "unstable": "never comes to rest",
+    "fail_break": "breaks a graph",
     "fail_parity": "computes something else",
     "frozen": "does not train",
     "vacuous": "proves nothing",
@@ -34,10 +35,10 @@ def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
     for phase in gate["worth"]:
         of_phase = [result for result in results if result.case.phase == phase]
         verb = "" if gate["closed"] else f" {_permission(gate[phase])}"
-        sentences.append(f"{_TITLES[phase]}{verb}: {_climbed(of_phase, told=gate[phase])}.")
+        sentences.append(f"{_TITLES[phase]}{verb}: {_describe_climb(of_phase, told=gate[phase])}.")
         if gate[phase] and gate[phase] != _FOOT:
             sentences.append(_worth(phase, gate["worth"][phase]))
-        sentences.extend((*_unused(phase, of_phase), *_rehearsed(phase, of_phase)))
+        sentences.extend((*_describe_unused(phase, of_phase), *_describe_rehearsal(phase, of_phase)))
     return sentences + list(_breaks(results))
 
 
@@ -47,7 +48,7 @@ def _permission(allowed: str | None) -> str:
     return "has nothing to gain from compiling" if allowed == _FOOT else f"may be compiled with {allowed}"
 
 
-def _climbed(results: Sequence[Result], told: str | None) -> str:
+def _describe_climb(results: Sequence[Result], told: str | None) -> str:
     """Return how far the climb went, unless that was ``told``, and its obstacle."""
     stopped = next((result for result in results if result.verdict not in ("pass", "not_applicable")), None)
     passed = [result.case.rung.name for result in results if result.verdict == "pass"]
@@ -66,7 +67,7 @@ def _climbed(results: Sequence[Result], told: str | None) -> str:
     return (only if passed == [_FOOT] else f"all {len(passed)} rungs passed") + rest
 
 
-def _unused(phase: Phase, results: Sequence[Result]) -> list[str]:
+def _describe_unused(phase: Phase, results: Sequence[Result]) -> list[str]:
     """Return the parameters that affect no loss."""
     training = next((each.observation.training for each in results if each.observation), None)
     if training is None or not training.unused:
@@ -75,7 +76,7 @@ def _unused(phase: Phase, results: Sequence[Result]) -> list[str]:
     return [f"{_TITLES[phase]} does not change {names}, in eager either: no loss depends on them."]
 
 
-def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:
+def _describe_rehearsal(phase: Phase, results: Sequence[Result]) -> list[str]:
     """Return the objections to CUDA graphs on a device that has them, if they could only be rehearsed."""
     found = [each.message for result in results if result.rehearsal for each in result.findings[1:]]
     return [f"{_TITLES[phase]} would go wrong with CUDA graphs ({found[0]})."] if found else []

@@ -15,47 +15,40 @@ import torch
 from torch import Tensor
 
 from service.compilation.monitor.usage import Usage
+from service.compilation.run.baseline import Baseline
+from service.compilation.run.built_program import BuiltProgram
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.program_run import ProgramRun, build
-from service.compilation.run.reference import Reference, Run, judged_beside, run
+from service.compilation.run.recorded_run import RecordedRun, Snapshot, record_uncompiled
 from service.compilation.run.sampling import Key
-from service.compilation.run.state import Snapshot
 from service.jobs.spec.compile import Tolerance
 
 _KINDS = frozenset({"loss", "output", "gradient"})
-_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Audit:
-    """``unseen`` names tensors whose stale value would be the right one. ``read`` names a difference that
-    proves that stale memory is read nevertheless, ``problem`` the reason why that cannot be told; with neither,
-    none is read.
-    """
+    """Whether stale memory is read that parity cannot see: if neither ``read`` nor ``problem`` is set, none is."""
 
     unseen: tuple[str, ...] = ()
+    """Tensors whose stale value would be the right one."""
     read: str = ""
+    """A difference that proves that stale memory is read."""
     problem: str = ""
+    """Why it cannot be told whether any is read."""
 
 
-def names_of(names: Sequence[str]) -> str:
-    """Return the first few names, and the number of the rest."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
-def unseen_in(reference: Reference, period: int) -> tuple[Key, ...]:
+def unseen_in(baseline: Baseline, period: int) -> tuple[Key, ...]:
     """Return the tensors that equal those of the iteration before, or of one ``period`` before, in every iteration.
 
     Equal to the last bit: a stale value that differs at all shows in the numbers computed from it.
     """
-    records = reference.eager.records
+    records = baseline.eager.records
     keys = dict.fromkeys(key for record in records for key, value in record.tensors.items() if value.numel())
-    return tuple(key for key in keys if key[0] in _KINDS and not _is_seen(key, reference, period))
+    return tuple(key for key in keys if key[0] in _KINDS and not _is_seen(key, baseline, period))
 
 
-def _is_seen(key: Key, reference: Reference, period: int) -> bool:
-    values = [record.tensors.get(key) for record in reference.eager.records]
+def _is_seen(key: Key, baseline: Baseline, period: int) -> bool:
+    values = [record.tensors.get(key) for record in baseline.eager.records]
     return any(
         all(not _same(value, values[index - back]) for back in {1, period} if index >= back)
         for index, value in enumerate(values)
@@ -69,19 +62,18 @@ def _same(value: Tensor, before: Tensor | None) -> bool:
 
 def audit(
     keys: Sequence[Key],
-    compiled: ProgramRun,
-    follow: Callable[[ProgramRun, Sequence[Snapshot]], tuple[Run, Usage]],
-    reference: Reference,
+    compiled: BuiltProgram,
+    follow: Callable[[BuiltProgram, Sequence[Snapshot]], tuple[RecordedRun, Usage]],
+    baseline: Baseline,
     tolerance: Tolerance,
 ) -> Audit:
     """Return the audit of the unseen tensors ``keys`` after their program ran with shuffled parameters.
 
     ``follow`` runs and watches ``compiled``, each iteration from one of the states.
     """
-    count = len(reference.eager.records)
-    starts = [reference.eager.starts[0].shuffled(compiled, iteration) for iteration in range(count)]
-    eager = run(build(compiled.program, compiled.phase), count, starts)
-    other = judged_beside(eager, reference)
+    count = baseline.iterations
+    starts = [baseline.eager.starts[0].shuffled(compiled, iteration) for iteration in range(count)]
+    other = baseline.begun_like(record_uncompiled(compiled.program, compiled.phase, count, starts))
     found, usage = follow(compiled, starts)
     names = tuple(map(" ".join, keys))
     for each in compare_runs(found, other, tolerance):

@@ -1,4 +1,4 @@
-"""Compares all tensors of a compiled run with the reference."""
+"""Compares all tensors of a compiled run with the baseline."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from service.compilation.run.oracles import near
-from service.compilation.run.parity import NOTHING_FINITE, Comparison, Oracle, compare, compare_running_on, equal
-from service.compilation.run.reference import Reference, Run
+from service.compilation.run.baseline import Baseline
+from service.compilation.run.oracles import Oracle, near
+from service.compilation.run.parity import NOTHING_FINITE, Comparison, compare, compare_running_on, equal
+from service.compilation.run.recorded_run import RecordedRun
 from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
 
@@ -20,43 +21,43 @@ _KEPT_FAILURES = 5
 GRADIENT = "gradient"
 
 
-def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterator[Comparison]:
+def compare_runs(run: RecordedRun, baseline: Baseline, tolerance: Tolerance) -> Iterator[Comparison]:
     """Yield every tensor of every iteration; the updated parameters and buffers are iteration ``len(records)``, and
     after them come the iterations that go on from each other.
     """
-    for iteration, (results, oracles) in enumerate(zip(run.tensors, reference.oracles, strict=True)):
+    for iteration, (results, oracles) in enumerate(zip(run.tensors, baseline.oracles, strict=True)):
         if iteration > len(run.records):
-            yield from _compare_running_on(iteration, results, reference, tolerance)
+            yield from _compare_running_on(iteration, results, baseline, tolerance)
             continue
         for key in sorted(results.keys() | oracles.keys()):
             pair = (results.get(key), oracles.get(key))
-            for comparison in _compare_one(key, iteration, pair, tolerance, reference.device):
-                yield _named(comparison, key, results.get(key), reference, tolerance)
+            for comparison in _compare_one(key, iteration, pair, tolerance, baseline.device):
+                yield _with_age(comparison, key, results.get(key), baseline, tolerance)
 
 
 def _compare_running_on(
-    iteration: int, results: Mapping[Key, Tensor], reference: Reference, tolerance: Tolerance
+    iteration: int, results: Mapping[Key, Tensor], baseline: Baseline, tolerance: Tolerance
 ) -> Iterator[Comparison]:
     """Compare the results of both runs, as far as float64 says how far they may drift."""
-    drift, oracles = reference.drifts[iteration], reference.oracles[iteration]
+    drift, oracles = baseline.drifts[iteration], baseline.oracles[iteration]
     if drift is None:
         return
     for key in sorted(results.keys() & oracles.keys()):
         if oracles[key].eager.is_floating_point():
-            result, oracle = _near(results[key], replace(oracles[key], drift=drift), reference.device)
+            result, oracle = _bring_near(results[key], replace(oracles[key], drift=drift), baseline.device)
             comparison = compare_running_on(key, iteration, result, oracle, tolerance)
-            yield _named(comparison, key, results[key], reference, tolerance)
+            yield _with_age(comparison, key, results[key], baseline, tolerance)
 
 
-def _named(
-    comparison: Comparison, key: Key, result: Tensor | None, reference: Reference, tolerance: Tolerance
+def _with_age(
+    comparison: Comparison, key: Key, result: Tensor | None, baseline: Baseline, tolerance: Tolerance
 ) -> Comparison:
     """Return a failed comparison with the earlier iteration whose value the tensor has, if there is one."""
     if comparison.passed or comparison.is_noisy or result is None:
         return comparison
-    first = 0 if comparison.iteration < len(reference.eager.records) else len(reference.eager.records) + 1
+    first = 0 if comparison.iteration < baseline.iterations else baseline.iterations + 1
     for earlier in range(comparison.iteration - 1, first - 1, -1):
-        oracle = reference.oracles[earlier].get(key)
+        oracle = baseline.oracles[earlier].get(key)
         if oracle is not None and compare(key, earlier, result, oracle, tolerance).passed:
             return replace(comparison, stale_by=comparison.iteration - earlier)
     return comparison
@@ -81,7 +82,7 @@ def _of_kind(comparisons: list[Comparison]) -> Iterator[Comparison]:
     yield from [each for each in comparisons if not each.passed and each is not worst][:_KEPT_FAILURES]
 
 
-def _near(result: Tensor, oracle: Oracle, device: torch.device) -> tuple[Tensor, Oracle]:
+def _bring_near(result: Tensor, oracle: Oracle, device: torch.device) -> tuple[Tensor, Oracle]:
     """Return both on the device that compares them faster."""
     truth = None if oracle.truth is None else near(oracle.truth, device)
     return near(result, device), replace(oracle, eager=near(oracle.eager, device), truth=truth)
@@ -97,7 +98,7 @@ def _compare_one(
     result, oracle = pair
     if result is not None and oracle is not None:
         same = equal(key, iteration, result, oracle)
-        yield same or compare(key, iteration, *_near(result, oracle, device), tolerance)
+        yield same or compare(key, iteration, *_bring_near(result, oracle, device), tolerance)
     elif result is not None and key[0].startswith(GRADIENT) and not result.any():  # its update shows the effect
         yield Comparison(*key, iteration, 0.0, 0.0, note="zero, where eager has none")
     elif result is not None:

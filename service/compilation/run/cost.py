@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
+from service.compilation.instruments.caches import empty_caches, forget_compiled, take_machine_code
+from service.compilation.instruments.profile import Profile, RecordedProfile, record_profile
 from service.compilation.program import Program
+from service.compilation.run.built_program import BuiltProgram, build
 from service.compilation.run.observation import RungCase, Timed
-from service.compilation.run.program_run import ProgramRun, build
 from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
-from service.compilation.torch_internals.caches import empty_caches, forget_compiled, take_machine_code
-from service.compilation.torch_internals.profile import Profile, RecordedProfile, record_profile
 from service.models.compiled import load_portable
 
 log = logging.getLogger(__name__)
@@ -25,18 +25,18 @@ _PROFILED = 3
 
 
 def pace(
-    program_run: ProgramRun,
+    built: BuiltProgram,
     agree: Callable[[float], float],
     settings: RaceSettings,
     alone: Callable[[], AbstractContextManager[None]] = nullcontext,
     *,
     beside_eager: bool = True,
 ) -> Timed:
-    """Time the compiled ``program_run`` from its present step, before any input shape, beside the uncompiled
+    """Time the compiled ``built`` from its present step, before any input shape, beside the uncompiled
     program from its first step on; with ``beside_eager`` the latter is profiled, too. ``alone`` is entered meanwhile.
     """
-    program = program_run.program
-    eager, compiled = build(program, program_run.phase), program_run
+    program = built.program
+    eager, compiled = build(program, built.phase), built
     steps = -(-_PROFILED // program.period) * program.period
     with alone():
         raced = _race(_runner(eager), _runner(compiled), program.device, agree, settings)
@@ -96,9 +96,9 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _record(program_run: ProgramRun, steps: int) -> RecordedProfile | None:
+def _record(built: BuiltProgram, steps: int) -> RecordedProfile | None:
     try:
-        return record_profile(program_run.step, steps, program_run.program.device)
+        return record_profile(built.step, steps, built.program.device)
     except RuntimeError as error:  # such as when another profiler holds the device
         log.warning("no profile: %s", error)
         return None
@@ -122,12 +122,12 @@ def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes |
         return max(time.perf_counter() - start - runner.steps * step_s, 0.0)
 
 
-def _runner(program_run: ProgramRun) -> _Runner:
+def _runner(built: BuiltProgram) -> _Runner:
     """Return a runner, each of whose calls visits every input shape."""
-    period = program_run.program.period
+    period = built.program.period
 
     def call() -> None:
         for _ in range(period):
-            program_run.step()
+            built.step()
 
     return _Runner(call, period)

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from service.compilation.host_fault import raise_host_fault
-from service.compilation.run.parity import SETTINGS, scale_of
-from service.compilation.run.program_run import ProgramRun, build, record_step
-from service.compilation.run.reference import Reference
+from service.compilation.instruments.switches import nothing_compiled
+from service.compilation.run.baseline import Baseline
+from service.compilation.run.built_program import BuiltProgram, build, record_step
+from service.compilation.run.oracles import scale_of
+from service.compilation.run.parity_settings import SETTINGS
+from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key, spread
-from service.compilation.run.state import Snapshot
-from service.compilation.torch_internals.switches import nothing_compiled
 from service.jobs.spec.compile import Tolerance
 
 _JUDGED = frozenset({"loss", "output", "gradient"})
@@ -35,32 +36,35 @@ _SLOPES_ROUNDING = 0.01
 """How far rounding may move slopes apart, relative to their size: they come from small differences."""
 _STEP = 0.01
 """How far each parameter is moved at most along its gradient, and thereby the loss, relative to their size."""
-Recorded = Callable[[ProgramRun, Snapshot, int], Mapping[Key, Tensor]]
+Recorded = Callable[[BuiltProgram, Snapshot, int], Mapping[Key, Tensor]]
 
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """Says how many ``seeds`` each side is run with at most, and how many at least where they would take more than
-    ``budget_s`` seconds of a processor, which do not depend on what else runs; with how many ``slopes`` are measured;
-    how many ``elements`` of a tensor are looked at, among how many ``permutations`` the statistics must not stand out;
-    up to ``related`` elements of two tensors are related to each other.
-    """
+    """How many samples distributions are compared over."""
 
     seeds: int = 96
+    """The most seeds that each side runs with."""
     fewest: int = 24
+    """The fewest, where all would take too long."""
     slopes: int = 12
+    """The seeds with which slopes are measured."""
     budget_s: float = 10.0
+    """Seconds of a processor after which fewer seeds are taken; they do not depend on what else runs."""
     elements: int = 128
+    """The most elements of a tensor that are looked at."""
     permutations: int = 500
+    """The groups drawn at random among which the statistics must not stand out."""
     related: int = 32
+    """The most elements of two tensors that are related to each other."""
 
 
 PLAN = SamplingPlan()
 
 
 def differs_in_distribution(
-    compiled: ProgramRun,
-    reference: Reference,
+    compiled: BuiltProgram,
+    baseline: Baseline,
     tolerance: Tolerance,
     agree: Callable[[float], float],
     plan: SamplingPlan = PLAN,
@@ -71,28 +75,28 @@ def differs_in_distribution(
     It must stand out again with other seeds. ``agree`` makes one number for all out of each rank's.
     """
     eager = build(compiled.program, compiled.phase)
-    rounding = _rounding_only(eager, reference)
+    rounding = _rounding_only(eager, baseline)
     found, seeds = "", plan.seeds
     for first in (_FIRST, 2 * _FIRST):
-        groups = [_samples(each, reference, first + own, agree, plan) for own, each in enumerate((eager, compiled))]
+        groups = [_samples(each, baseline, first + own, agree, plan) for own, each in enumerate((eager, compiled))]
         seeds = min(seeds, *(len(value) for group in groups for value in group.values()))
         found = _apart(_without(rounding, groups), tolerance, plan)
         if not agree(float(bool(found))):
-            found = _slopes_apart(eager, compiled, reference, first, plan)
+            found = _slopes_apart(eager, compiled, baseline, first, plan)
         if not agree(float(bool(found))):
             break
     return found, seeds
 
 
-def _rounding_only(program_run: ProgramRun, reference: Reference) -> frozenset[Key]:
+def _rounding_only(built: BuiltProgram, baseline: Baseline) -> frozenset[Key]:
     """Return the gradients that are nothing but rounding, such as that of the bias of attention's keys: moving the
     numbers by a few units in the last place changes them, with the same draws. Another kernel rounds differently, with
     another spread.
     """
-    if program_run.phase == "inference" or not reference.eager.starts:
+    if built.phase == "inference" or not baseline.eager.starts:
         return frozenset()
-    first = reference.eager.starts[0]
-    one, other = (_first_step(program_run.restarted(), each, _FIRST) for each in (first, first.nudged(_MOVED)))
+    first = baseline.eager.starts[0]
+    one, other = (_first_step(built.restarted(), each, _FIRST) for each in (first, first.nudged(_MOVED)))
     pairs = ((key, value, other.get(key)) for key, value in one.items() if key[0] == "gradient")
     return frozenset(key for key, value, moved in pairs if moved is not None and _is_rounding(value, moved))
 
@@ -118,15 +122,17 @@ def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance, plan: S
     return _standing_out(eager, compiled, tolerance.absolute, plan) if eager else ""
 
 
-def _slopes_apart(eager: ProgramRun, compiled: ProgramRun, reference: Reference, first: int, plan: SamplingPlan) -> str:
+def _slopes_apart(
+    eager: BuiltProgram, compiled: BuiltProgram, baseline: Baseline, first: int, plan: SamplingPlan
+) -> str:
     """Name the slope of the loss along its gradients if it differs from eager's; empty if it does not, or is not
     known.
     """
-    if eager.phase == "inference" or not reference.eager.starts:
+    if eager.phase == "inference" or not baseline.eager.starts:
         return ""
     seeds = (range(first + own, first + own + 2 * plan.slopes, 2) for own in range(2))
     found = [
-        slopes(each, reference.eager.starts[0], own, _first_step)
+        slopes(each, baseline.eager.starts[0], own, _first_step)
         for each, own in zip((eager, compiled), seeds, strict=True)
     ]
     known = [each for each in found if each is not None]
@@ -143,16 +149,16 @@ def _without_zeros(compiled: Mapping[Key, Tensor], eager: Mapping[Key, Tensor]) 
 
 
 def _samples(
-    program_run: ProgramRun, reference: Reference, first: int, agree: Callable[[float], float], plan: SamplingPlan
+    built: BuiltProgram, baseline: Baseline, first: int, agree: Callable[[float], float], plan: SamplingPlan
 ) -> dict[Key, Tensor]:
     """Return of each tensor one row for each seed; every one from the first state, and with the first batch."""
-    program_run = program_run.restarted()
-    start = reference.eager.starts[0] if reference.eager.starts else None
+    built = built.restarted()
+    start = baseline.eager.starts[0] if baseline.eager.starts else None
     rows: dict[Key, list[Tensor]] = {}
     number, wanted = 0, plan.seeds
     began = 0.0
     while number < wanted:
-        for key, value in _sample(program_run, start, first + 2 * number).items():
+        for key, value in _sample(built, start, first + 2 * number).items():
             every = max(1, value.numel() // plan.elements)
             rows.setdefault(key, []).append(value.flatten()[::every][: plan.elements].double())
         number += 1
@@ -163,20 +169,19 @@ def _samples(
     return {key: torch.stack(values) for key, values in rows.items() if len(values) == number}
 
 
-def _sample(program_run: ProgramRun, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
+def _sample(built: BuiltProgram, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
     """Return the results of the first step from ``start`` with this seed, and run on until that step is next again."""
-    found = _first_step(program_run, start, seed)
-    for _ in range(1, program_run.program.period):
-        _first_step(program_run, start, seed)
+    found = _first_step(built, start, seed)
+    for _ in range(1, built.program.period):
+        _first_step(built, start, seed)
     return found
 
 
-def _first_step(program_run: ProgramRun, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
+def _first_step(built: BuiltProgram, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
     """Return the judged results of a step from ``start``."""
     if start is not None:
-        start.restore(program_run)
-    torch.manual_seed(seed)
-    tensors = record_step(program_run).tensors
+        start.restore(built)
+    tensors = record_step(built, seed).tensors
     return {key: each for key, each in tensors.items() if key[0] in _JUDGED and each.is_floating_point()}
 
 
@@ -226,7 +231,7 @@ def _statistic(moment: Tensor, labels: Tensor, rounding: float) -> Tensor:
     return (apart - rounding).clamp_min(0.0).square().mean(1).sqrt()
 
 
-def slopes(program_run: ProgramRun, start: Snapshot, seeds: Iterable[int], record: Recorded) -> Tensor | None:
+def slopes(built: BuiltProgram, start: Snapshot, seeds: Iterable[int], record: Recorded) -> Tensor | None:
     """Return, in a row for each seed, the change of the first step's loss along its gradients, as a part of the
     predicted one.
 
@@ -240,9 +245,9 @@ def slopes(program_run: ProgramRun, start: Snapshot, seeds: Iterable[int], recor
     try:
         with nothing_compiled():
             for seed in seeds:
-                here = record(program_run.restarted(), start, seed)
-                moved, said = _along_gradients(program_run, start, here)
-                there = record(program_run.restarted(), moved, seed) if said else here
+                here = record(built.restarted(), start, seed)
+                moved, said = _along_gradients(built, start, here)
+                there = record(built.restarted(), moved, seed) if said else here
                 found.append((_loss(there) - _loss(here)) / said if said else torch.ones((), dtype=torch.float64))
     except Exception as error:
         raise_host_fault(error)
@@ -250,22 +255,22 @@ def slopes(program_run: ProgramRun, start: Snapshot, seeds: Iterable[int], recor
     return torch.stack(found).nan_to_num().view(-1, 1)
 
 
-def _along_gradients(program_run: ProgramRun, start: Snapshot, here: Mapping[Key, Tensor]) -> tuple[Snapshot, float]:
+def _along_gradients(built: BuiltProgram, start: Snapshot, here: Mapping[Key, Tensor]) -> tuple[Snapshot, float]:
     """Return a state some way along the gradients, and the change of the loss that they predict for it."""
-    moves, said = _moves(program_run, start, here)
+    moves, said = _moves(built, start, here)
     part = min(_STEP, _STEP * float(_loss(here).abs()) / said) if said else 0.0
     values = (value + part * moves[number] if number in moves else value for number, value in enumerate(start.values))
     return replace(start, values=tuple(values)), part * said
 
 
-def _moves(program_run: ProgramRun, start: Snapshot, here: Mapping[Key, Tensor]) -> tuple[dict[int, Tensor], float]:
+def _moves(built: BuiltProgram, start: Snapshot, here: Mapping[Key, Tensor]) -> tuple[dict[int, Tensor], float]:
     """Return, by its place in ``start``, each parameter moved along its gradient, in proportion to its size,
     and the expected change of the loss. Of a large one only elements with a known gradient move.
     """
-    places = {id(member): number for number, member in enumerate(program_run.members)}
+    places = {id(member): number for number, member in enumerate(built.members)}
     moves: dict[int, Tensor] = {}
     said = 0.0
-    for name, member in program_run.trainable.items():
+    for name, member in built.trainable.items():
         gradient, number = here.get(("gradient", name)), places.get(id(member))
         if gradient is None or number is None or not start.values[number].is_floating_point():
             continue

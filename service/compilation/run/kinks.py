@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from service.compilation.program import Program
-from service.compilation.run.parity import SETTINGS, Comparison, noise_of
-from service.compilation.run.program_run import build
-from service.compilation.run.reference import Reference, Run, run
+from service.compilation.run.baseline import Baseline
+from service.compilation.run.oracles import noise_of
+from service.compilation.run.parity import Comparison
+from service.compilation.run.parity_settings import SETTINGS
+from service.compilation.run.recorded_run import RecordedRun, record_uncompiled
 from service.compilation.run.sampling import Key
 from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Phase
@@ -42,41 +44,42 @@ def doubtful(comparisons: Sequence[Comparison], iterations: int) -> tuple[Compar
     return tuple(wrong) if all(2 * number < iterations for number in times.values()) else ()
 
 
-def jumps(program: Program, phase: Phase, reference: Reference) -> Mapping[Key, float]:
+def jumps(program: Program, phase: Phase, baseline: Baseline) -> Mapping[Key, float]:
     """Return how far each tensor of the uncompiled program is off at most, relative to its size, when its
     numbers are moved by a few units.
     """
     found: dict[Key, float] = defaultdict(float)
-    eager = reference.eager
+    eager = baseline.eager
     for units in _UNITS:
-        moved = run(build(program, phase), len(eager.records), [each.nudged(units) for each in eager.starts])
+        starts = [each.nudged(units) for each in eager.starts]
+        moved = record_uncompiled(program, phase, baseline.iterations, starts)
         for iteration, tensors in enumerate(moved.tensors):
             for key, value in tensors.items():
-                found[key] = max(found[key], _off(key, iteration, value, reference))
+                found[key] = max(found[key], _off(key, iteration, value, baseline))
     return found
 
 
-def are_kinks(found: Sequence[Comparison], own: Run, reference: Reference, most: Mapping[Key, float]) -> bool:
+def are_kinks(found: Sequence[Comparison], own: RecordedRun, baseline: Baseline, most: Mapping[Key, float]) -> bool:
     """Return whether no tensor ``found`` in the compiled run is further off than eager itself jumps there."""
-    return all(_permitted(each, reference, most) >= _off_by(each, own, reference) for each in found)
+    return all(_permitted_distance(each, baseline, most) >= _off_by(each, own, baseline) for each in found)
 
 
-def _permitted(comparison: Comparison, reference: Reference, most: Mapping[Key, float]) -> float:
+def _permitted_distance(comparison: Comparison, baseline: Baseline, most: Mapping[Key, float]) -> float:
     jump = most.get((comparison.kind, comparison.name), 0.0)
-    if comparison.iteration < len(reference.eager.records):
+    if comparison.iteration < baseline.iterations:
         return min(_TIMES * jump, SETTINGS.noise_limit)
     return SETTINGS.drift * jump
 
 
-def _off_by(comparison: Comparison, own: Run, reference: Reference) -> float:
+def _off_by(comparison: Comparison, own: RecordedRun, baseline: Baseline) -> float:
     key = (comparison.kind, comparison.name)
     value = own.tensors[comparison.iteration].get(key)
-    return float("inf") if value is None else _off(key, comparison.iteration, value, reference)
+    return float("inf") if value is None else _off(key, comparison.iteration, value, baseline)
 
 
-def _off(key: Key, iteration: int, value: Tensor, reference: Reference) -> float:
-    """Return how far a tensor is from eager's, as a part of its size; infinitely far where eager has none."""
-    oracle = reference.oracles[iteration].get(key)
+def _off(key: Key, iteration: int, value: Tensor, baseline: Baseline) -> float:
+    """Return how far a tensor is from eager's, as a fraction of its size; infinitely far where eager has none."""
+    oracle = baseline.oracles[iteration].get(key)
     if oracle is None or not oracle.scale:
         return float("inf")
     return noise_of(oracle.eager, value).rms / oracle.scale
@@ -88,19 +91,19 @@ _REDRAWN = (
 )
 
 
-def drew_otherwise(own: Run, reference: Reference) -> bool:
+def drew_otherwise(own: RecordedRun, baseline: Baseline) -> bool:
     """Return whether any iteration left the generator of random numbers in a different state from eager's."""
-    pairs = zip(own.records, reference.eager.records, strict=False)
+    pairs = zip(own.records, baseline.eager.records, strict=False)
     return any(not torch.equal(mine.generator, theirs.generator) for mine, theirs in pairs)
 
 
-def own_limit(rung: Rung, reference: Reference, comparisons: Sequence[Comparison]) -> str:
+def own_limit(rung: Rung, baseline: Baseline, comparisons: Sequence[Comparison]) -> str:
     """Return the limit of this rung alone that explains every failed comparison; empty if there is none.
 
     The higher rungs, which are still tried, run the graph that Dynamo traced here, so they would show a fault in it.
     """
     wrong = [each for each in comparisons if not each.passed]
-    redraws = rung.backend == RUNGS["eager"].backend and reference.eager.random and reference.recomputes
-    first = len(reference.eager.records)
+    redraws = rung.backend == RUNGS["eager"].backend and baseline.eager.random and baseline.recomputes
+    first = baseline.iterations
     forward = any(each.iteration < first and not each.kind.startswith("gradient") for each in wrong)
     return _REDRAWN if wrong and redraws and not forward else ""

@@ -5,53 +5,56 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from service.compilation.evidence import CompilerEvidence
+from service.compilation.instruments.profile import Peak, Profile
 from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.audit import Audit
+from service.compilation.run.baseline import Baseline
 from service.compilation.run.parity import Comparison
-from service.compilation.run.reference import Reference, Run
+from service.compilation.run.recorded_run import RecordedRun
 from service.compilation.run.timing import Race
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.profile import Peak, Profile
 from service.jobs.spec.compile import Phase
 
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """Holds the fate of the trainable parameters.
-
-    ``unreached``: without a gradient in every iteration, or in one where eager has it; ``unreached_eager``: without one
-    in every iteration of eager; ``unused``: those of them that affect no loss. ``moved`` and ``moved_eager``:
-    changed by the updates, in eager not only by rounding. ``compiled_backwards``: compiled backward nodes, per
-    iteration, and ``backwards_due`` whether there is to be one; in all of them unless given. ``unsharded``: whole on
-    every rank after the last step, although FSDP shards them.
-    """
+    """What became of the trainable parameters."""
 
     trainable: int
+    """How many there are."""
     unreached: frozenset[str]
+    """Parameters without a gradient in every iteration, or in one where eager has it."""
     unreached_eager: frozenset[str]
+    """Parameters without a gradient in every iteration of eager."""
     moved: frozenset[str]
+    """Changed by the updates."""
     moved_eager: frozenset[str]
+    """Changed by the updates in eager, and not only by rounding."""
     compiled_backwards: tuple[int, ...]
+    """How many compiled backward nodes ran, for each iteration."""
     unsharded: frozenset[str] = frozenset()
+    """Whole on every rank after the last step, although FSDP shards them."""
     unused: frozenset[str] = frozenset()
+    """Parameters without a gradient in eager, and without effect on any loss."""
     backwards_due: tuple[bool, ...] = ()
+    """Whether each iteration is to have a compiled backward; if empty, all are."""
 
 
-def training_outcome(run: Run, reference: Reference) -> TrainingOutcome:
+def training_outcome(run: RecordedRun, baseline: Baseline) -> TrainingOutcome:
     """Return the fate of the trainable parameters in ``run``, beside eager's."""
-    eager = reference.eager
+    eager = baseline.eager
     lost = (mine.missing - theirs.missing for mine, theirs in zip(run.records, eager.records, strict=True))
     return TrainingOutcome(
         trainable=len(run.parameters),
         unreached=run.missing.union(*lost),
         unreached_eager=eager.missing,
         moved=run.moved,
-        moved_eager=eager.moved - reference.rounding_only,
+        moved_eager=eager.moved - baseline.rounding_only,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
         unsharded=run.unsharded,
-        unused=reference.unused,
-        backwards_due=reference.backwards_due,
+        unused=baseline.unused,
+        backwards_due=baseline.backwards_due,
     )
 
 
@@ -71,18 +74,20 @@ class Timed:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds to compile from nothing and from a filled cache, the race with eager, peak memory on CUDA.
-
-    ``warm_s`` is ``None`` for a rung that generates no code: it takes nothing from a cache. ``cache`` is the
-    portable cache that the warm start took.
-    """
+    """What compiling costs, and what a step does."""
 
     cold_s: float
+    """Seconds to compile from nothing."""
     warm_s: float | None
+    """Seconds to compile from a filled cache; ``None`` for a rung that generates no code, and takes nothing from one.
+    """
     timed: Timed
+    """The race with eager."""
     peak: Peak | None
+    """Peak memory on CUDA."""
     eager_peak: Peak | None
     cache: bytes | None = None
+    """The portable cache that the warm start took."""
 
 
 @dataclass(frozen=True)
@@ -92,34 +97,48 @@ class RungCase:
     rung: Rung
     phase: Phase
 
+    @property
+    def name(self) -> str:
+        """Return its name in logs, metrics and files."""
+        return f"{self.phase}/{self.rung.name}"
+
 
 @dataclass(frozen=True)
 class Observation:
-    """One rung in one phase. ``error`` is set when it raised; ``training`` is ``None`` for inference.
-
-    ``comparisons``: the worst of each kind, and the first that failed. ``compared``: how many were made, of tensors of
-    the ``kinds`` that hold any finite number. ``units`` names the modules that were compiled; ``calls``: how the
-    uncompiled program calls them; ``usage``: how the program used its compiled modules in the judged iterations.
-    ``own_limit``: a known limit of this rung alone that explains all wrong results. ``audit``: stale memory that parity
-    could not see. ``draws``: the result whose distribution differs from eager's, with the random numbers of generated
-    code. ``crashed``: a signal ended the process that ran it. ``given_up``: why it was not run to its end, if so.
-    """
+    """Everything that was seen of one rung in one phase."""
 
     case: RungCase
     evidence: CompilerEvidence = field(default_factory=CompilerEvidence)
     error: str = ""
+    """What it raised, if it did."""
+    must_be_whole: bool = False
+    """Whether a break of a graph is a failure."""
     comparisons: tuple[Comparison, ...] = ()
+    """The worst of each kind, and the first that failed."""
     compared: int = 0
+    """How many were made."""
     kinds: frozenset[str] = frozenset()
+    """The kinds of tensors with any finite number."""
     training: TrainingOutcome | None = None
+    """``None`` for inference."""
     cost: Cost | None = None
     truth_note: str = ""
+    """Why float64 does not compute the same results."""
     notes: tuple[str, ...] = ()
+    """Sentences for the report."""
     units: tuple[str, ...] = ()
+    """The modules that were compiled."""
     calls: Calls = field(default_factory=dict)
+    """How the uncompiled program calls them."""
     usage: Usage = field(default_factory=Usage)
+    """How the program used them in the judged iterations."""
     own_limit: str = ""
+    """A known limit of this rung alone that explains all wrong results."""
     audit: Audit = field(default_factory=Audit)
+    """Stale memory that parity could not see."""
     draws: str = ""
+    """The result whose distribution differs from eager's, with the random numbers of generated code."""
     crashed: bool = False
+    """Whether a signal ended the process that ran it."""
     given_up: str = ""
+    """Why it was not run to its end, if so."""

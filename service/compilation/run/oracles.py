@@ -7,28 +7,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from service.compilation.run.parity import (
-    SETTINGS,
-    Noise,
-    Oracle,
-    is_rounding,
-    noise_of,
-    rounding_of,
-    scale_of,
-    terms_scale,
-)
+from service.compilation.run.parity_settings import SETTINGS, ParitySettings
 from service.compilation.run.sampling import Key
 
 Tensors = Mapping[Key, Tensor]
 _NOTHING = torch.empty(0)
 _LARGE = 2**13
 """Elements from which on a copy to the device pays."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The distance between two eager runs."""
+
+    peak: float = 0.0
+    """The largest distance of two elements."""
+    rms: float = 0.0
+    """The root mean square of all."""
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The standard by which one tensor of a compiled run is judged."""
+
+    eager: Tensor
+    truth: Tensor | None
+    """The result in float64; ``None`` if there is none, or it is another computation."""
+    scale: float
+    """The size at which it is judged (:meth:`ParitySettings.judged_scale`)."""
+    noise: Noise = Noise()
+    settings: ParitySettings = SETTINGS
+    drift: float = 0.0
+    """How far eager has moved from float64 by a free iteration, as a fraction of a tensor's size."""
+    allowed: Noise = Noise()
+    """How far TF32 moves it."""
+    rounding: float = 0.0
+    """How far eager is from float64."""
+    is_rounding: bool = False
+    """Whether nothing is left of a gradient but the rounding of its terms."""
+
+    @property
+    def unit(self) -> float:
+        """Return the factor of the absolute tolerance: the scale, at most 1, since a part of each element is permitted
+        besides.
+        """
+        return min(1.0, self.scale)
+
+    @property
+    def bearable(self) -> float:
+        """Return the most of the noise that is added to the tolerance."""
+        return self.settings.noise_limit * self.scale
+
+    @property
+    def tf32(self) -> Noise:
+        """Return the additional permitted error: none if TF32 moves so much that an error could not be seen."""
+        times = self.settings.tf32 if self.allowed.rms <= self.bearable else 0.0
+        return Noise(times * self.allowed.peak, times * self.allowed.rms)
+
+    def fraction(self, noise: Noise) -> float:
+        """Return a distance as a fraction of the tensor's size."""
+        if not noise.rms:
+            return 0.0
+        return noise.rms / self.scale if self.scale else math.inf
 
 
 def near(value: Tensor, device: torch.device) -> Tensor:
@@ -48,10 +95,10 @@ def oracles_of(
     """
     nothing: list[Mapping[Key, Any]] = [{}] * len(eager)
     allowed = [_apart_by_tf32(*pair) for pair in zip(*tf32, strict=True)] if tf32 else nothing
-    return tuple(judging(*each, device) for each in zip(eager, again, truth or nothing, allowed, strict=True))
+    return tuple(oracles_of_one(*each, device) for each in zip(eager, again, truth or nothing, allowed, strict=True))
 
 
-def judging(
+def oracles_of_one(
     eager: Tensors, again: Tensors, truth: Tensors, allowed: Mapping[Key, Noise], device: torch.device
 ) -> dict[Key, Oracle]:
     """Return how to judge each tensor of one iteration."""
@@ -84,15 +131,8 @@ def all_of(oracles: Iterable[Mapping[Key, Oracle]]) -> Iterator[Oracle]:
     return chain.from_iterable(each.values() for each in oracles)
 
 
-def part(noise: Noise, oracle: Oracle) -> float:
-    """Return the noise as a part of the tensor's size."""
-    if not noise.rms:
-        return 0.0
-    return noise.rms / oracle.scale if oracle.scale else math.inf
-
-
 def drifts(oracles: Sequence[Mapping[Key, Oracle]], iterations: int) -> tuple[float | None, ...]:
-    """Return how far eager has moved from float64, as ``Reference.drifts`` has it."""
+    """Return how far eager has moved from float64, as ``Baseline.drifts`` lists it."""
     reached = accumulate((_apart(each.values()) for each in oracles[iterations + 1 :]), max)
     return (*[None] * (iterations + 1), *(each if each <= SETTINGS.drift_limit else None for each in reached))
 
@@ -101,3 +141,63 @@ def _apart(oracles: Iterable[Oracle]) -> float:
     """Return how far eager and float64, or two eager runs, are apart in an iteration."""
     pairs = [each for each in oracles if each.eager.is_floating_point() and each.scale]
     return max((max(each.rounding, each.noise.rms, each.allowed.rms) / each.scale for each in pairs), default=0.0)
+
+
+def scale_of(tensor: Tensor) -> float:
+    """Return the root mean square of the finite elements; 0 for an empty tensor."""
+    values = elements_of(tensor, torch.isfinite(tensor))
+    return rms(values) if values.numel() else 0.0
+
+
+def terms_scale(own: float, rounding: float, dtype: torch.dtype, settings: ParitySettings = SETTINGS) -> float:
+    """Return the size of the terms whose sum a tensor of eager is, as far as they cancel; 0 if they do not.
+
+    ``own`` is its size, ``rounding`` its distance from float64 (:func:`rounding_of`). A float32 sum is off by about one
+    unit in the last place of its terms, in whatever order they are added: nothing else is left of the gradient of a
+    bias before a normalisation, whose true value is 0, and that of the weight beside it lacks a digit or two.
+    """
+    terms = rounding / torch.finfo(dtype).eps if own and rounding else 0.0
+    if terms < settings.some_lost * own:
+        return 0.0
+    return terms if is_rounding(own, rounding, settings) else min(terms, settings.most_lost * own)
+
+
+def is_rounding(own: float, rounding: float, settings: ParitySettings = SETTINGS) -> bool:
+    """Return whether nothing is left of a tensor of this size but the rounding of its terms."""
+    return rounding > 0 and rounding >= settings.cancelled * own
+
+
+def rounding_of(eager: Tensor, truth: Tensor) -> float:
+    """Return the distance of ``eager`` from float64; 0 if they are not numbers of one computation."""
+    if not eager.is_floating_point() or eager.shape != truth.shape or not eager.numel():
+        return 0.0
+    return scale_of(eager.double() - truth.double())
+
+
+def noise_of(eager: Tensor, again: Tensor) -> Noise:
+    """Return the distance of two eager runs; it is infinite if only one of them is finite."""
+    if eager.shape != again.shape:
+        return Noise(math.inf, math.inf)
+    if torch.equal(eager, again) or not eager.numel():
+        return Noise()
+    distance = (eager.double() - again.double()).abs()
+    distance[torch.isfinite(eager) != torch.isfinite(again)] = math.inf
+    distance = distance.nan_to_num(nan=0.0, posinf=math.inf)
+    return Noise(float(distance.max()), rms(distance))
+
+
+def comparable(eager: Tensor, truth: Tensor, settings: ParitySettings = SETTINGS) -> bool:
+    """Return whether a float64 output is the same computation as eager's; different random draws are not."""
+    if eager.shape != truth.shape:
+        return False
+    distance = scale_of(eager.double() - truth.double())
+    return distance <= settings.same_computation * scale_of(truth) + 1e-12
+
+
+def elements_of(tensor: Tensor, which: Tensor) -> Tensor:
+    """Return those elements as float64, in one dimension."""
+    return (tensor.flatten() if bool(which.all()) else tensor[which]).double()
+
+
+def rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())

@@ -12,26 +12,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from service.torch_internals.table import internal
+
 Key = tuple[str, str]
 KEPT = 2**16
 """Elements of a tensor that are compared one by one: all gradients of all iterations of all runs are kept at once."""
 _SUMS = 2**12
 ROWS = 2**8
 """Elements for each sum that are taken at once: they are copied in float64, which must not show in peak memory."""
+_ROWS_ON_GPU = 2**10
+"""As many on a GPU, where small pieces take long to start, and memory is used by the GiB."""
 _PIECE = 2**22
 """Bytes that are copied to the host at once: a piece must not show in peak memory."""
 WHOLE = " (whole)"
 """Follows the kind of a tensor whose signed sums are compared."""
 
 
-def kept(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, Tensor]:
+def copies_to_compare(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, Tensor]:
     """Return the compared numbers of tensors, given with their kinds and names, as copies on the host; both parts of
-    complex numbers.
+    complex numbers. Modes that watch a program's operators do not see those of the copying, which are many.
     """
-    return _on_host(dict(chain.from_iterable(starmap(_compared, members))))
+    with internal("torch.utils._python_dispatch._disable_current_modes")():
+        return _on_host(dict(chain.from_iterable(starmap(_take_numbers, members))))
 
 
-def _compared(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
+def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
     local = local_part(value)
     if local.layout is not torch.strided:
         local = local.to_dense()
@@ -105,9 +110,10 @@ def signed_sums(local: Tensor) -> Tensor:
     drawn = torch.randint(0, 2, (rows,), generator=torch.Generator().manual_seed(rows))
     signs = (2 * drawn - 1).to(flat.device, torch.float64)
     total = torch.zeros(_SUMS, dtype=torch.float64, device=flat.device)
-    for start in range(0, rows, ROWS):
-        part = flat[start * _SUMS : (start + ROWS) * _SUMS].double()
+    step = ROWS if flat.device.type == "cpu" else _ROWS_ON_GPU
+    for start in range(0, rows, step):
+        part = flat[start * _SUMS : (start + step) * _SUMS].double()
         lacking = -part.numel() % _SUMS
         block = (functional.pad(part, (0, lacking)) if lacking else part).view(-1, _SUMS)
-        total += signs[start : start + ROWS] @ block
+        total += signs[start : start + step] @ block
     return total / math.sqrt(rows)

@@ -9,33 +9,33 @@ from statistics import median, quantiles
 
 @dataclass(frozen=True)
 class RaceSettings:
-    """Says how long a race lasts, and when its result is called noisy.
-
-    Calls are timed in blocks of at least ``block_s`` seconds. A round is one block of each program; there are from
-    ``fewest_rounds`` to ``most_rounds`` of them, as many as take about ``budget_s`` seconds. A race is noisy where the
-    middle half of its ratios spans more than ``noisy_spread`` of their median.
-    """
+    """How long a race lasts, and when its result is called noisy."""
 
     block_s: float = 0.02
+    """Calls are timed in blocks of at least this many seconds."""
     budget_s: float = 3.0
+    """About how many seconds the race takes."""
     fewest_rounds: int = 5
+    """A round is one block of each program."""
     most_rounds: int = 9
     noisy_spread: float = 0.2
+    """The race is noisy where the middle half of its ratios spans more than this part of their median."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """Median seconds per step of both; ``ratio`` is compiled over eager, the median over rounds.
-
-    ``noisy``: the ratios are too far apart (:class:`RaceSettings`). ``faster``: compiled won in three quarters of the
-    rounds.
-    """
+    """The result of a race."""
 
     step_s: float
+    """The median seconds per step of compiled."""
     eager_step_s: float
+    """The median seconds per step of eager."""
     ratio: float
+    """Compiled over eager, the median over rounds."""
     noisy: bool
+    """Whether the ratios are too far apart (:class:`RaceSettings`)."""
     faster: bool
+    """Whether compiled won in three quarters of the rounds."""
 
 
 def plan_race(seconds: float, settings: RaceSettings) -> tuple[int, int]:

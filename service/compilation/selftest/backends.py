@@ -13,25 +13,25 @@ from service.torch_internals.table import internal
 aot_autograd = internal("torch._dynamo.backends.common.aot_autograd")
 
 
-def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+def _box(function: Callable[..., Any]) -> Callable[..., Any]:
     boxed: Callable[..., Any] = internal("torch._functorch._aot_autograd.utils.make_boxed_func")(function)
     return boxed
 
 
 def _as_is(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    return _boxed(graph.forward)
+    return _box(graph.forward)
 
 
-def _altered(change: Callable[[Any], Any]) -> Callable[..., Any]:
+def _altering(change: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return a compiler whose code changes each result of the graph."""
 
     def compiler(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        return _boxed(lambda *values: [change(value) for value in graph(*values)])
+        return _box(lambda *values: [change(value) for value in graph(*values)])
 
     return compiler
 
 
-def _delayed(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
+def _delaying(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Return a compiler whose code returns the results of the previous call, like stale memory."""
     last: list[list[Any]] = []
 
@@ -40,17 +40,17 @@ def _delayed(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., 
         last.append(results)
         return list(last.pop(0) if len(last) > 1 else results)
 
-    return _boxed(run)
+    return _box(run)
 
 
 def _five_percent_off(value: Any) -> Any:
     return value * 1.05 if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-wrong_gradients = aot_autograd(fw_compiler=_as_is, bw_compiler=_altered(_five_percent_off))
-stale_gradients = aot_autograd(fw_compiler=_as_is, bw_compiler=_delayed)
-stale_outputs = aot_autograd(fw_compiler=_delayed, bw_compiler=_as_is)
-wrong_outputs = aot_autograd(fw_compiler=_altered(_five_percent_off), bw_compiler=_as_is)
+wrong_gradients = aot_autograd(fw_compiler=_as_is, bw_compiler=_altering(_five_percent_off))
+stale_gradients = aot_autograd(fw_compiler=_as_is, bw_compiler=_delaying)
+stale_outputs = aot_autograd(fw_compiler=_delaying, bw_compiler=_as_is)
+wrong_outputs = aot_autograd(fw_compiler=_altering(_five_percent_off), bw_compiler=_as_is)
 
 
 def forgets_parameters(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:

@@ -17,12 +17,13 @@ import torch
 
 from service import compilation, models, parallel
 from service.compilation.detectors import judge
+from service.compilation.run.baseline import make_baseline
 from service.compilation.run.observation import Observation, RungCase
-from service.compilation.run.reference import run_reference
-from service.compilation.run.run_rung import RunPlan, rehearse_rung, run_rung_untimed
+from service.compilation.run.observe_rung import observe_rung_untimed, rehearse_rung
+from service.compilation.run.run_plan import RunPlan
 from service.compilation.rungs import REHEARSAL
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
-from service.jobs.atomic import atomic_write
+from service.jobs.files import atomic_write
 from service.jobs.spec.compile import Tolerance
 
 PLAN = RunPlan(iterations=5, warm_up=2, steady=5, tolerance=Tolerance(), agree=lambda seconds: seconds)
@@ -71,20 +72,20 @@ def _older_objects_set_aside() -> Iterator[None]:
 def _proof(fault: Fault) -> Proof:
     found = [
         finding
-        for finding in judge(_seen(fault.program, RungCase(fault.rung, fault.phase)))
+        for finding in judge(_observe(fault.program, RungCase(fault.rung, fault.phase)))
         if finding.verdict == fault.verdict and fault.words in finding.message
     ]
     return Proof(fault.detector, fault.name, bool(found), found[0].message if found else "")
 
 
 def _silence() -> Proof:
-    found = judge(_seen(SOUND, RungCase(REHEARSAL, "train")))
+    found = judge(_observe(SOUND, RungCase(REHEARSAL, "train")))
     return Proof("none", "nothing", bool(found), found[0].message if found else "")
 
 
-def _seen(program: FaultyProgram, case: RungCase) -> Observation:
-    reference = run_reference(program, case.phase, PLAN.iterations)
-    return (rehearse_rung if case.rung.rehearses else run_rung_untimed)(program, case, reference, PLAN)
+def _observe(program: FaultyProgram, case: RungCase) -> Observation:
+    baseline = make_baseline(program, case.phase, PLAN.iterations)
+    return (rehearse_rung if case.rung.rehearses else observe_rung_untimed)(program, case, baseline, PLAN)
 
 
 @dataclass(frozen=True)

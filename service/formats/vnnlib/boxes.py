@@ -9,7 +9,7 @@ from functools import cached_property
 from sys import float_info
 
 from service.formats.vnnlib.query import Disjunct, Halfspace, Number, VnnlibError
-from service.formats.vnnlib.terms import LinearConstraint
+from service.formats.vnnlib.terms import Constraint, InputBound
 
 LARGEST = Fraction(float_info.max)
 """The largest end of an interval."""
@@ -37,13 +37,12 @@ class InputIntervals:
     open_lower: set[int] = field(default_factory=set)
     open_upper: set[int] = field(default_factory=set)
 
-    def narrowed(self, constraint: LinearConstraint) -> bool:
+    def narrowed(self, bound: InputBound) -> bool:
         """Narrow an input's interval in place; return whether anything is left of it. Raises :class:`VnnlibError`."""
-        _, index, factor = constraint.terms[0]
-        end = constraint.threshold if factor == 1 else constraint.threshold / factor
+        index, is_upper, end, strict, origin = bound
         if _may_be_larger(end) and abs(end) > LARGEST:
-            raise constraint.token.refuse(f"a bound on X_{index} that is no larger than a float64 can be")
-        return self._within(index, factor, end, constraint.strict)
+            raise origin.refuse(f"a bound on X_{index} that is no larger than a float64 can be")
+        return self._within(index, is_upper, end, strict)
 
     def within(self, constraint: Halfspace) -> bool:
         """Narrow the intervals of the inputs of a constraint in place, each by the ends of the others; return whether
@@ -55,7 +54,7 @@ class InputIntervals:
                 continue
             end = (Fraction(constraint.threshold) - sum(filter(None, others), ZERO)) / Fraction(factor)
             # An open end of another term would leave this end open, too; taking it as closed is sound.
-            if abs(end) <= LARGEST and not self._within(index, Fraction(factor), end, strict=False):
+            if abs(end) <= LARGEST and not self._within(index, factor > 0, end, strict=False):
                 return False
         return True
 
@@ -64,20 +63,18 @@ class InputIntervals:
         end = (self.lower if factor > 0 else self.upper).get(index)
         return None if end is None else Fraction(factor) * end
 
-    def _within(self, index: int, factor: Fraction, end: Fraction, strict: bool) -> bool:
-        ends, opened = (self.upper, self.open_upper) if factor > 0 else (self.lower, self.open_lower)
-        if index not in ends or (end < ends[index] if factor > 0 else end > ends[index]):
+    def _within(self, index: int, is_upper: bool, end: Fraction, strict: bool) -> bool:
+        ends, opened = (self.upper, self.open_upper) if is_upper else (self.lower, self.open_lower)
+        known = ends.get(index)
+        if known is None or (end < known if is_upper else end > known):
             ends[index] = end
             opened.discard(index)
         if strict and ends[index] == end:
             opened.add(index)
-        return not self._is_empty(index)
-
-    def _is_empty(self, index: int) -> bool:
-        if index not in self.lower or index not in self.upper:
-            return False
-        low, high = self.lower[index], self.upper[index]
-        return low >= high if index in self.open_lower or index in self.open_upper else low > high
+        low, high = self.lower.get(index), self.upper.get(index)
+        if low is None or high is None:
+            return True
+        return low < high or (low == high and index not in self.open_lower and index not in self.open_upper)
 
     def copied(self) -> InputIntervals:
         """Return a copy of the intervals, to be narrowed."""
@@ -114,29 +111,28 @@ class Conditions:
     empty: bool = False
     constraints: tuple[Halfspace, ...] = ()
 
-    def adding(self, constraints: Sequence[LinearConstraint]) -> Conditions:
+    def adding(self, constraints: Sequence[Constraint]) -> Conditions:
         """Return these conditions and some more. Raises :class:`VnnlibError` if inputs are compared with outputs."""
-        halfspaces, on_inputs, empty = list(self.halfspaces), list[LinearConstraint](), self.empty
+        halfspaces, on_inputs, empty = list(self.halfspaces), list[InputBound](), self.empty
         among_inputs = list(self.constraints)
         for constraint in constraints:
-            if len(constraint.terms) == 1 and constraint.terms[0][0] == "X":
+            if isinstance(constraint, Halfspace):
+                halfspaces.append(constraint)
+            elif isinstance(constraint, InputBound):
                 on_inputs.append(constraint)
-                continue
-            names = {name for name, _, _ in constraint.terms}
-            if not names:
+            elif not constraint.terms:
                 empty = empty or constraint.threshold < 0 or (constraint.strict and constraint.threshold == 0)
-            elif len(names) > 1:
-                raise constraint.token.refuse("inputs and outputs in comparisons of their own")
+            elif any(name == "Y" for name, _, _ in constraint.terms):
+                raise constraint.origin.refuse("inputs and outputs in comparisons of their own")
             else:
                 terms = tuple((index, factor) for _, index, factor in constraint.terms)
-                found = Halfspace(terms, constraint.threshold, constraint.strict)
-                (halfspaces if names == {"Y"} else among_inputs).append(found)
+                among_inputs.append(Halfspace(terms, constraint.threshold, constraint.strict))
         made = Conditions(self.ends, tuple(halfspaces), empty, tuple(among_inputs))
         return made._within(on_inputs) if on_inputs else made
 
-    def _within(self, constraints: Sequence[LinearConstraint]) -> Conditions:
+    def _within(self, bounds: Sequence[InputBound]) -> Conditions:
         ends = self.ends.copied()
-        something = [ends.narrowed(constraint) for constraint in constraints]
+        something = [ends.narrowed(bound) for bound in bounds]
         return replace(self, ends=ends, empty=self.empty or not all(something))
 
     def disjunct(self) -> Disjunct | None:

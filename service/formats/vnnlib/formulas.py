@@ -16,20 +16,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from math import prod
 
 from service.formats.vnnlib.boxes import Conditions, InputIntervals
-from service.formats.vnnlib.query import Query, VnnlibError
+from service.formats.vnnlib.query import Halfspace, Query, VnnlibError
 from service.formats.vnnlib.terms import (
     MOST_BITS,
     STATEMENTS,
     ZERO,
+    Constraint,
     Expression,
-    LinearConstraint,
+    InputBound,
     SimpleComparison,
     Token,
     Tree,
+    constraint,
     first,
     number,
     total,
@@ -41,7 +43,7 @@ MOST_DISJUNCTS = 100_000
 MOST_COMPARISONS = 2_000_000
 """The most comparisons in the disjuncts of all products of disjunctions, counted as often as they are repeated."""
 
-Conjunction = tuple[LinearConstraint, ...]
+Conjunction = tuple[Constraint, ...]
 ONE, MINUS_ONE = Fraction(1), Fraction(-1)
 DECLARED = "a variable that is declared above"
 _COMPARISONS = ("<=", "<", ">=", ">", "=")
@@ -69,7 +71,9 @@ class Expansion:
     comparisons: int = 0
 
     def check(self, parts: Sequence[Sequence[Conjunction]], near: Token) -> None:
-        """Raise :class:`VnnlibError` if the product of these alternatives is too large, before it is made."""
+        """Raise :class:`VnnlibError` if the product of these alternatives is too large, before it is made; one that
+        repeats nothing is not counted.
+        """
         disjuncts = prod(len(part) for part in parts)
         if disjuncts > MOST_DISJUNCTS:
             many = disjuncts if disjuncts < 10**12 else "very many"
@@ -107,30 +111,33 @@ def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, h
     return _joined([*premises, formula(rest[-1], declared, expansion, head, holds)], holds, expansion, head)
 
 
-def _simple(tree: SimpleComparison, declared: Declared, holds: bool) -> LinearConstraint:
+def _simple(tree: SimpleComparison, declared: Declared, holds: bool) -> Constraint:
     """Return what :func:`_comparison` gives for a variable and a number, or for two variables."""
-    head, name, index, other = tree
-    rises, own = (head.text[0] == "<") is holds, (name, int(index))
-    strict = (len(head.text) == 1) is holds
-    if own[1] not in declared.lines[name]:
-        raise Token(f"{name}_{index}", head.line).refuse(DECLARED)
+    relation, line, name, index, other = tree
+    if index not in declared.lines[name]:
+        raise Token(f"{name}_{index}", line).refuse(DECLARED)
+    is_upper, strict = (relation[0] == "<") is holds, (len(relation) == 1) is holds
     if other[0] not in "XY":
-        value = number(Token(other, head.line))
-        return LinearConstraint(((*own, ONE if rises else MINUS_ONE),), value if rises else -value, head, strict)
-    place = (other[0], int(other[2:]))
+        value = number(other, line)
+        if name == "X":
+            return InputBound(index, is_upper, value, strict, tree)
+        return (
+            Halfspace(((index, ONE),), value, strict) if is_upper else Halfspace(((index, MINUS_ONE),), -value, strict)
+        )
+    own, place = (name, index), (other[0], int(other[2:]))
     if place[1] not in declared.lines[place[0]]:
-        raise Token(other, head.line).refuse(DECLARED)
-    if own == place:
-        return LinearConstraint((), ZERO, head, strict)
-    low, high = (own, place) if rises else (place, own)
-    return LinearConstraint(((*low, ONE), (*high, MINUS_ONE)), ZERO, head, strict)
+        raise Token(other, line).refuse(DECLARED)
+    low, high = (own, place) if is_upper else (place, own)
+    terms = [(*low, ONE), (*high, MINUS_ONE)] if own != place else []
+    return constraint(terms, ZERO, strict, tree)
 
 
 def _joined(parts: Sequence[list[Conjunction]], any_of: bool, expansion: Expansion, head: Token) -> list[Conjunction]:
     if any_of:
-        return [conjunction for part in parts for conjunction in part]
-    expansion.check(parts, head)
-    return [tuple(linear for each in chosen for linear in each) for chosen in product(*parts)]
+        return list(chain.from_iterable(parts))
+    if not set(map(len, parts)) <= {1}:
+        expansion.check(parts, head)
+    return [tuple(chain.from_iterable(chosen)) for chosen in product(*parts)]
 
 
 def _comparison(head: Token, sides: Sequence[Expression], expansion: Expansion, holds: bool) -> list[Conjunction]:
@@ -144,7 +151,9 @@ def _comparison(head: Token, sides: Sequence[Expression], expansion: Expansion, 
 
 def _compared(head: Token, low: Expression, high: Expression, holds: bool) -> list[Conjunction]:
     def below(left: Expression, right: Expression, strict: bool) -> Conjunction:
-        return (LinearConstraint.of(total([left, right.times(MINUS_ONE)]), head, strict),)
+        difference = total([left, right.times(MINUS_ONE)])
+        terms = [(*variable, factor) for variable, factor in difference.terms.items() if factor]
+        return (constraint(terms, -difference.constant, strict, head),)
 
     if head.text == "=":
         if holds:
@@ -157,7 +166,7 @@ def _compared(head: Token, low: Expression, high: Expression, holds: bool) -> li
 def _leaf(tree: Token, declared: Declared) -> Expression:
     match = VARIABLE.fullmatch(tree.text)
     if match is None:
-        return Expression({}, number(tree))
+        return Expression({}, number(tree.text, tree.line))
     name, index = match.group(1), int(match.group(2))
     if index not in declared.lines[name]:
         raise tree.refuse(DECLARED)
@@ -194,7 +203,7 @@ def _term(tree: list[Tree], declared: Declared) -> Expression | None:
     if head.text != "*" or factor.text[0] in "XY" or not (match := VARIABLE.fullmatch(variable.text)):
         return None
     name, index = match.group(1), int(match.group(2))
-    return Expression({(name, index): number(factor)}) if index in declared.lines[name] else None
+    return Expression({(name, index): number(factor.text, factor.line)}) if index in declared.lines[name] else None
 
 
 def _product(head: Token, parts: Sequence[Expression]) -> Expression:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import inf, nextafter
 from sys import float_info
 from typing import NamedTuple
 
-from service.formats.vnnlib.query import Number, VnnlibError
+from service.formats.vnnlib.query import Halfspace, Number, VnnlibError
 
 _TOKEN = re.compile(
-    r"\((<=|>=|<|>)[ \t]+([XY])_(\d{1,9})[ \t]+([+-]?\d[\d.eE+-]*|[XY]_\d{1,9})[ \t]*\)|[()]|[^\s();]+|;[^\n]*|\n",
+    r"\((<=|>=|<|>)[ \t]+([XY])_(\d{1,9})[ \t]+([+-]?\d[\d.eE+-]*|[XY]_\d{1,9})[ \t]*\)|[()]|\n|[^\s();]+|;[^\n]*",
     re.ASCII,
 )
 """A comparison of a variable with a number or with another variable is one token: large files have little else."""
@@ -33,12 +32,20 @@ class Token(NamedTuple):
 
 
 class SimpleComparison(NamedTuple):
-    """``(head name_place other)``, where the other side is the text of a number or of a variable."""
+    """``(relation name_place other)``, where the other side is the text of a number or of a variable."""
 
-    head: Token
+    relation: str
+    line: int
     name: str
-    place: str
+    place: int
     other: str
+
+    @property
+    def token(self) -> Token:
+        return Token(self.relation, self.line)
+
+    def refuse(self, expected: str) -> VnnlibError:
+        return self.token.refuse(expected)
 
 
 Tree = Token | SimpleComparison | list["Tree"]
@@ -53,14 +60,15 @@ def trees(text: str) -> Iterator[list[Tree]]:
         part = match.group()
         if part == "\n":
             line += 1
-        elif part in "()":
+        elif len(part) == 1 and part in "()":
             if (done := _bracket(Token(part, line), stack, opened)) is not None:
                 yield done
-        elif not part.startswith(";"):
-            head, name, index, other = match.groups()
-            leaf = Token(part, line) if head is None else SimpleComparison(Token(head, line), name, index, other)
+        elif part[0] != ";":
+            relation, name, index, other = match.groups()
+            is_simple = relation is not None
             if not stack:
-                raise first([leaf]).refuse("'('" if head is None else STATEMENTS)
+                raise Token(relation or part, line).refuse(STATEMENTS if is_simple else "'('")
+            leaf = SimpleComparison(relation, line, name, int(index), other) if is_simple else Token(part, line)
             stack[-1].append(leaf)
     if opened:
         raise VnnlibError(f"line {opened[-1].line}: got '(' that nothing closes, expected ')'")
@@ -94,7 +102,7 @@ def _tokens(tree: Sequence[Tree | None]) -> Iterator[Token]:
         if isinstance(part, Token):
             yield part
         elif isinstance(part, SimpleComparison):
-            yield part.head
+            yield part.token
         elif part:
             yield from _tokens(part)
 
@@ -109,8 +117,7 @@ MOST_BITS = 2**15
 ZERO = Fraction(0)
 
 
-@dataclass(frozen=True)
-class Expression:
+class Expression(NamedTuple):
     """``Σ terms + constant``, by variable, exactly; one whose terms cancel has them with the factor 0."""
 
     terms: Mapping[tuple[str, int], Fraction]
@@ -140,32 +147,61 @@ def total(parts: Sequence[Expression]) -> Expression:
     return Expression(terms, constant)
 
 
+class InputBound(NamedTuple):
+    """``X_place ≤ end`` if it is an upper one, or ``≥``; ``<`` or ``>`` if it is ``strict``. ``origin`` is its place in
+    the file.
+    """
+
+    place: int
+    is_upper: bool
+    end: Fraction
+    strict: bool
+    origin: SimpleComparison | Token
+
+
 class LinearConstraint(NamedTuple):
-    """``Σ terms ≤ threshold``, ``<`` if it is ``strict``; no factor is 0. ``token`` is its origin in the file."""
+    """``Σ terms ≤ threshold``, ``<`` if it is ``strict``, of several inputs, of inputs and outputs, or of none; no
+    factor is 0. ``origin`` as in :class:`InputBound`.
+    """
 
     terms: tuple[tuple[str, int, Fraction], ...]
     threshold: Fraction
-    token: Token
-    strict: bool = False
-
-    @classmethod
-    def of(cls, expression: Expression, token: Token, strict: bool = False) -> LinearConstraint:
-        """Return the constraint that the expression is at most 0, or less."""
-        terms = tuple((name, index, factor) for (name, index), factor in expression.terms.items() if factor)
-        return cls(terms, -expression.constant, token, strict)
+    strict: bool
+    origin: SimpleComparison | Token
 
 
-def number(token: Token) -> Fraction:
-    """Parse a decimal number. Raises :class:`VnnlibError` for another token, and for one that is very long."""
-    found = _parsed(token.text)
+Constraint = InputBound | Halfspace | LinearConstraint
+"""A halfspace is one of outputs."""
+
+
+def constraint(
+    terms: Sequence[tuple[str, int, Fraction]], threshold: Fraction, strict: bool, origin: SimpleComparison | Token
+) -> Constraint:
+    """Return the constraint that a sum of terms is at most the threshold, or less; no factor is 0."""
+    names = {name for name, _, _ in terms}
+    if names == {"Y"}:
+        return Halfspace(tuple((index, factor) for _, index, factor in terms), threshold, strict)
+    if names == {"X"} and len(terms) == 1:
+        _, index, factor = terms[0]
+        return InputBound(index, factor > 0, threshold / factor, strict, origin)
+    return LinearConstraint(tuple(terms), threshold, strict, origin)
+
+
+def number(text: str, line: int) -> Fraction:
+    """Parse a decimal number. Raises :class:`VnnlibError` for another text, and for one that is very long."""
+    found = _parsed(text)
     if isinstance(found, str):
-        raise token.refuse(found)
+        raise Token(text, line).refuse(found)
     return found
 
 
 @lru_cache(maxsize=2**12)
 def _parsed(text: str) -> Fraction | str:
     """Return the number, or what is expected instead; files repeat many numbers."""
+    first, _, rest = text.partition(".")
+    unsigned = (first[1:] if first[:1] in "+-" else first) + rest
+    if unsigned.isascii() and unsigned.isdigit() and len(unsigned) <= MOST_DIGITS:  # as most are
+        return Fraction(int(first + rest), 10 ** len(rest))
     match = _NUMBER.fullmatch(text)
     sign, whole, part, exponent = match.groups() if match else ("", "", "", "")
     digits = f"{whole or ''}{part or ''}"

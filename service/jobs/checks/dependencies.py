@@ -12,10 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from service.formats.weights import WeightsFileError, check_weights
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Job, Problem
-from service.jobs.spec.base import Dependency, FileReference
+from service.jobs.spec.common import TERMINAL, Dependency, FileReference
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.jobs.spec.verify import FromOnnx
-from service.jobs.states import TERMINAL
 
 _LONGEST_CHAIN = 64
 """The most training jobs in a chain, in which each starts from the model of the one before."""

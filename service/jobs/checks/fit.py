@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import Literal
 
-from service.jobs.launchers import LOCAL, launchers, unknown_launcher
 from service.jobs.plugins import CheckContext, CommonSpec, DataConfig, Features, ModelConfig, ParallelSpec, Tokens
 from service.jobs.records import Problem
+from service.jobs.spec.common import LOCAL, launchers, unknown_launcher
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.data import DataSpec, FileArrays
 from service.jobs.spec.model import FromHuggingFace, FromJob, ModelRef, TransformerConfig
@@ -68,7 +68,7 @@ def check_data(data: DataSpec, path: str, model: object, config: ModelConfig) ->
     if isinstance(gives, Tokens) and isinstance(reads, Tokens):
         yield from _check_tokens(data.source, path, gives, reads, model_path)
     elif isinstance(gives, Features) and isinstance(reads, Features):
-        yield from _check_shapes(data, path, gives, reads)
+        yield from check_shapes(data, path, gives, reads)
         given = (("features", gives.features), ("classes", gives.classes))
         built = ((reads.features_field, reads.features), (reads.classes_field, reads.classes))
         for (name, size), (field, wanted) in zip(given, built, strict=True):
@@ -83,7 +83,7 @@ def check_data(data: DataSpec, path: str, model: object, config: ModelConfig) ->
         yield Problem(f"{path}.source", message, data.source, f"a source of {wanted_kind}")
 
 
-def _check_shapes(data: DataConfig, path: str, gives: Features, reads: Features) -> Iterator[Problem]:
+def check_shapes(data: DataConfig, path: str, gives: Features, reads: Features) -> Iterator[Problem]:
     """Yield why a model would take one axis of its inputs for another."""
     if None in (gives.shape, reads.shape) or gives.features != reads.features or reads.holds(gives.shape or ()):
         return

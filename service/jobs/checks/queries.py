@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.formats.vnnlib import Bundle, NotThereError, Query, VnnlibError, bundle, parse, sources
+from service.jobs.checks.fit import check_shapes
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.records import Problem
 from service.jobs.spec.verify import (
@@ -51,7 +52,7 @@ def check_queries(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf
 
 
 def _unreadable(error: ValueError, model: FromOnnx) -> Problem:
-    from service.formats.onnx_chosen import ChoiceError  # noqa: PLC0415 - brings onnx, which only these jobs need
+    from service.formats.onnx import ChoiceError  # noqa: PLC0415 - brings onnx, which only these jobs need
 
     if isinstance(error, ChoiceError):
         return Problem(error.field, str(error), model.choices()[error.field.removeprefix("model.")], error.expected)
@@ -119,8 +120,7 @@ def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) ->
 
 
 def _outline(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf) -> Outline | None:
-    from service.formats.onnx import Outline, outline  # noqa: PLC0415 - brings onnx, which only these jobs need
-    from service.formats.onnx_chosen import chosen  # noqa: PLC0415
+    from service.formats.onnx import Outline, chosen, outline  # noqa: PLC0415 - brings onnx, which only these jobs need
 
     if isinstance(spec.model, FromOnnx):
         content = path_of(spec.model.onnx)
@@ -194,6 +194,9 @@ def _check_sizes(checked_property: BoxProperty | RobustnessProperty, model: Outl
     elif gives.features != model.inputs:
         message = f"the data has {gives.features} features, the model takes {model.inputs} inputs"
         yield Problem(path, message, gives.features, str(model.inputs))
-    elif model.outputs is not None and gives.classes > model.outputs:
-        message = f"the data has {gives.classes} classes, the model gives {model.outputs} outputs"
-        yield Problem(path, message, gives.classes, f"at most {model.outputs}")
+    else:
+        reads = Features(model.inputs, gives.classes, shape=model.shape)
+        yield from check_shapes(data, "property.robustness.data", gives, reads)
+        if model.outputs is not None and gives.classes > model.outputs:
+            message = f"the data has {gives.classes} classes, the model gives {model.outputs} outputs"
+            yield Problem(path, message, gives.classes, f"at most {model.outputs}")

@@ -11,10 +11,10 @@ from service.jobs.checks.fit import check_data, check_export, check_float8, chec
 from service.jobs.checks.gate import check_gate
 from service.jobs.plugins import CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Job, Problem
+from service.jobs.spec.common import TERMINAL
 from service.jobs.spec.families import TransformerConfig
 from service.jobs.spec.model import FromJob
 from service.jobs.spec.train import TrainSpec
-from service.jobs.states import TERMINAL
 
 
 def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from service.jobs.states import STATES, TERMINAL
+from service.jobs.spec.common import STATES, TERMINAL
 
 _Kind = Literal["gauge", "counter", "histogram"]
 

@@ -41,8 +41,7 @@ from service.jobs.plugins.configs import (
 from service.jobs.plugins.declarations import CheckContext, DataSource, JobKind, ModelFamily, ObjectiveKind, ProgramKind
 from service.jobs.records import Problem
 from service.jobs.runtime import Completion, RunContext
-from service.jobs.spec.base import CommonSpec, Dependency, FileId, ParallelSpec
-from service.jobs.spec.strict import Strict, disagreement
+from service.jobs.spec.common import CommonSpec, Dependency, FileId, ParallelSpec, Strict, disagreement
 
 __all__ = [
     "IGNORED",

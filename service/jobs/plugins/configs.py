@@ -8,10 +8,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from service.jobs.spec.base import ParallelSpec
-from service.jobs.spec.strict import Strict
+from service.jobs.spec.common import ParallelSpec, Strict
 
 IGNORED = -100
 """The label of what is left out of the loss, as collators of Hugging Face's libraries write it."""
@@ -58,10 +57,6 @@ class Tokens:
 
 Samples = Features | Tokens
 
-
-if TYPE_CHECKING:
-    from service.jobs.spec.compile import CompileSpec
-    from service.jobs.spec.train import TrainSpec
 
 Reason = tuple[str, str, Any, str]
 """The reason why something does not fit: (path, message, got, expected)."""
@@ -141,8 +136,8 @@ class ObjectiveConfig(Strict):
 
     name: str
 
-    def check(self, spec: TrainSpec, samples: Samples) -> list[Reason]:
-        """Return reasons why the job that names it cannot minimise it on such samples."""
+    def check(self, spec: Any, samples: Samples) -> list[Reason]:
+        """Return reasons why the job that names it, a ``TrainSpec``, cannot minimise it on such samples."""
         return []
 
 
@@ -151,6 +146,8 @@ class ProgramConfig(Strict):
 
     name: str
 
-    def check(self, spec: CompileSpec) -> list[Reason]:
-        """Return reasons why the job that names it cannot run it, as on the mesh or in the phases that it asks for."""
+    def check(self, spec: Any) -> list[Reason]:
+        """Return reasons why the job that names it, a ``CompileSpec``, cannot run it, as on the mesh or in the phases
+        that it asks for.
+        """
         return []

@@ -20,7 +20,7 @@ from typing_extensions import TypeAliasType
 
 from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, ProgramConfig
 from service.jobs.records import Job, Problem
-from service.jobs.spec.base import CommonSpec
+from service.jobs.spec.common import CommonSpec
 
 
 @dataclass(frozen=True)

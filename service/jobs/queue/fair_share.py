@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.accounts import DEFAULT_PROJECT
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.accounts import DEFAULT_PROJECT
 from service.jobs.queue.fair_share import PendingJob
 
 Basis = Literal["progress", "durations", "limits"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from service.jobs.projects import DEFAULT_PROJECT, ROLES, SCOPES, Role, Scope, owner_in
+from service.jobs.accounts import DEFAULT_PROJECT, ROLES, SCOPES, Role, Scope, owner_in
 from service.jobs.records.jobs import FrozenModel
 from service.jobs.text import LONGEST_TEXT, shortened
 

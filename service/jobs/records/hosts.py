@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from service.jobs.records.jobs import FrozenModel, HostShare, JobError
-from service.jobs.spec.base import CommonSpec, Dependency
+from service.jobs.spec.common import CommonSpec, Dependency
 
 
 class Holding(FrozenModel):

@@ -8,10 +8,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from service.jobs.launchers import LOCAL
-from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.accounts import DEFAULT_PROJECT
 from service.jobs.queue.forecast import Basis
-from service.jobs.states import JobState
+from service.jobs.spec.common import LOCAL, JobState
 from service.torch_internals.releases import is_tried
 
 

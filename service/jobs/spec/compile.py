@@ -9,10 +9,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from service.jobs.plugins import ProgramConfig, ProgramKind
 from service.jobs.plugins.catalogue import catalogue
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, Dependency
+from service.jobs.spec.common import CommonSpec, Dependency, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
-from service.jobs.spec.strict import Strict, disagreement
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
 
 PROGRAMS = catalogue(ProgramKind, ())
@@ -77,6 +76,7 @@ class CompileSpec(CommonSpec):
     micro_batches: int = Field(1, ge=1, le=1024, description="forwards per step, whose gradients add up")
     pipeline: PipelineSpec = PipelineSpec()
     tolerance: Tolerance = Tolerance()
+    fullgraph: bool = Field(False, description="whether a break of a graph is a failure, as for torch.compile")
     precision: PrecisionSpec = PrecisionSpec()
     sharding: ShardingSpec = ShardingSpec()
     activation_checkpoint: ActivationCheckpoint = Field(

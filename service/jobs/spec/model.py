@@ -18,9 +18,8 @@ from pydantic import (
 
 from service.jobs.plugins import ModelConfig
 from service.jobs.plugins.declarations import one_of
-from service.jobs.spec.base import Dependency, FileId, JobId
+from service.jobs.spec.common import Dependency, FileId, JobId, Strict
 from service.jobs.spec.families import FAMILIES, ConvnetConfig, MlpConfig, TransformerConfig
-from service.jobs.spec.strict import Strict
 
 __all__ = [
     "ConvnetConfig",

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from service.jobs.plugins import Features, ObjectiveConfig, ObjectiveKind, Reason, Samples, disagreement
 from service.jobs.plugins.catalogue import catalogue
-
-if TYPE_CHECKING:
-    from service.jobs.spec.train import TrainSpec
+from service.jobs.spec.arithmetic import ActivationCheckpoint, CompileChoice, PrecisionSpec
+from service.jobs.spec.common import ParallelSpec
 
 _MOST_CLASSES = 128
+
+
+class _TrainingFields(Protocol):
+    """The fields of a ``TrainSpec`` that objectives here ask for."""
+
+    @property
+    def parallel(self) -> ParallelSpec: ...
+
+    @property
+    def precision(self) -> PrecisionSpec: ...
+
+    @property
+    def activation_checkpoint(self) -> ActivationCheckpoint: ...
+
+    @property
+    def compile(self) -> CompileChoice: ...
 
 
 class CrossEntropy(ObjectiveConfig):
@@ -54,7 +69,7 @@ class Certified(ObjectiveConfig):
         low, high = known or (None, None)
         return (low if self.lower is None else self.lower), (high if self.upper is None else self.upper)
 
-    def check(self, spec: TrainSpec, samples: Samples) -> list[Reason]:
+    def check(self, spec: _TrainingFields, samples: Samples) -> list[Reason]:
         reasons: list[Reason] = []
         if not isinstance(samples, Features):
             message = "token ids have no neighbourhood to certify"

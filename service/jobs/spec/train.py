@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, Dependency, JobId
+from service.jobs.spec.arithmetic import ActivationCheckpoint, CompileChoice, DtypeName, PrecisionSpec
+from service.jobs.spec.common import CommonSpec, Dependency, ExportTargets, JobId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, Step, jobs_of
-from service.jobs.spec.notify import ExportTargets
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
-from service.jobs.spec.strict import Strict, disagreement
 from service.schedules import GENERATORS
 
 if TYPE_CHECKING:
@@ -104,21 +102,6 @@ class PipelineSpec(Strict):
         return self
 
 
-class CompileChoice(Strict):
-    """Chooses what to compile; only modes that the named compile job's gate allows for this configuration are used."""
-
-    train: bool = Field(False, description="compile the training step")
-    inference: bool = Field(False, description="compile the evaluation")
-    gate: JobId | None = Field(None, description="the id of the compile job whose gate allows it")
-
-    @model_validator(mode="after")
-    def _needs_gate(self) -> CompileChoice:
-        if (self.train or self.inference) and self.gate is None:
-            expected = "the id of a compile job whose report allows it"
-            raise disagreement("gate", "compiling needs a gate", self.gate, expected)
-        return self
-
-
 class CheckpointSpec(Strict):
     """Chooses when the state of a training is saved, and how many such states are kept."""
 
@@ -139,7 +122,7 @@ class EvaluateSpec(Strict):
 class ExportSpec(ExportTargets):
     """Chooses what a finished job publishes beside ``model.safetensors``, and which services are told of it."""
 
-    huggingface: Literal["fp32", "bf16"] | None = Field(
+    huggingface: DtypeName | None = Field(
         None, description="a folder that Hugging Face's libraries read, with weights of this type; transformers only"
     )
 

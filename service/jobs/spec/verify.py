@@ -8,10 +8,9 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.jobs.plugins import Features
-from service.jobs.spec.base import CommonSpec, Dependency, FileId
+from service.jobs.spec.common import CommonSpec, Dependency, FileId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
-from service.jobs.spec.strict import Strict, disagreement
 
 
 def _kept(value: Any) -> Any:

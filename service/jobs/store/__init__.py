@@ -5,7 +5,7 @@ answers into records (``decode``). The rules are in ``lua/lib``: ``jobs`` (a job
 ``queue`` and ``search`` (the pending jobs), ``fleet`` (where ``auto`` runs), ``devices`` (what parts hold), ``fencing``
 (who may write), ``ending`` (how attempts and jobs end), ``health`` (hosts that start nothing), ``members`` (who is in a
 project), ``sharing`` (what other projects may read). Placement is ``lua/place.lua``; what an operator or a test may set
-is :class:`~service.jobs.store_limits.StoreLimits`.
+is :class:`~service.jobs.records.store_limits.StoreLimits`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import redis
 
-from service.jobs.launchers import PendingLaunch
-from service.jobs.layout import DataLayout
-from service.jobs.objects import ObjectStore
+from service.jobs.files import DataLayout
+from service.jobs.files.objects import ObjectStore
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.spec.common import PendingLaunch
 from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.attempts import Attempts, KnownJob, Launching, Preemptions, parse_ref
 from service.jobs.store.audit import AuditFilter, AuditLog
@@ -38,7 +39,6 @@ from service.jobs.store.submission import Submission
 from service.jobs.store.sweeps import Sweeps
 from service.jobs.store.tail import EventPage, Events, StoredEvent
 from service.jobs.store.webhooks import Webhooks
-from service.jobs.store_limits import StoreLimits
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class Store:
         objects = None if limits.objects is None else ObjectStore(limits.objects)
         artifacts = ArtifactStore(client, data, objects)
         jobs = Jobs(client, limits, data, hosts, artifacts)
-        keys, counts = ApiKeys(client, limits.max_key_s), Counts(client)
+        max_key_s = None if limits.max_key_days is None else limits.max_key_days * 86_400
+        keys, counts = ApiKeys(client, max_key_s), Counts(client)
         shares = Shares(client, limits)
         return cls(
             url=url,

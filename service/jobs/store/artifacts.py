@@ -13,19 +13,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import BinaryIO, TypeVar
 
-from service.jobs.checkpoints import (
+from service.jobs.events import LATEST, attempt_folders
+from service.jobs.files import (
     DESCRIPTION,
     WEIGHTS,
     Checkpoint,
+    DataLayout,
+    Folder,
+    JobPaths,
     complete,
     described,
+    remove_tree,
     steps_of_checkpoints,
     steps_of_weights,
 )
-from service.jobs.event_files import attempt_folders
-from service.jobs.events import LATEST
-from service.jobs.layout import DataLayout, JobPaths
-from service.jobs.objects import (
+from service.jobs.files.objects import (
     PUBLISHED,
     ObjectStore,
     RemoteFile,
@@ -37,7 +39,6 @@ from service.jobs.objects import (
     step_of,
 )
 from service.jobs.records import Artifact, NotFound
-from service.jobs.safe_files import Folder, remove_tree
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import JOB_ARTIFACTS
 

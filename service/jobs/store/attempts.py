@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, PhaseEvent, ProgressEvent
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.launchers import PendingLaunch
 from service.jobs.queue.fair_share import PendingJob
 from service.jobs.queue.preemption import PreemptibleJob, Preemption, plan
 from service.jobs.records import (
@@ -33,13 +32,13 @@ from service.jobs.records import (
     Progress,
     UnknownSpec,
 )
-from service.jobs.spec.base import FILE_ID, CommonSpec
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.records.webhooks import ReachedThreshold
+from service.jobs.spec.common import FILE_ID, CommonSpec, PendingLaunch
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
-from service.jobs.store_limits import StoreLimits
-from service.jobs.webhooks import ReachedThreshold
 
 _BATCH = 256
 """Outbox entries, and ended leases, handled in one script call."""

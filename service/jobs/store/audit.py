@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from service.jobs.audit import AuditAction, AuditEntry, AuditHead, AuditPage, AuditRecord, chained
+from service.jobs.records.audit import AuditAction, AuditEntry, AuditHead, AuditPage, AuditRecord, chained
 from service.jobs.store import stubs
 from service.jobs.store.audit_files import AuditFiles
 from service.jobs.store.client import BrokerClient, StoreUnavailable

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import orjson
 
-from service.jobs.atomic import flush
-from service.jobs.audit import AuditHead
+from service.jobs.files import flush
+from service.jobs.records.audit import AuditHead
 
 _FILE_BYTES = 4 << 20
 """A larger file gets no more entries."""

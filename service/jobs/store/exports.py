@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
+from service.jobs.records.store_limits import StoreLimits
 from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import EXPORTS_DUE
-from service.jobs.store_limits import StoreLimits
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from service.jobs.layout import DataLayout
-from service.jobs.objects import ObjectStore, fetch_upload, put_upload, upload_path
-from service.jobs.projects import DEFAULT_PROJECT, Project
+from service.jobs.accounts import DEFAULT_PROJECT, Project
+from service.jobs.files import DataLayout
+from service.jobs.files.objects import ObjectStore, fetch_upload, put_upload, upload_path
 from service.jobs.records import Conflict, NotFound, OverQuota, StoredFile, Upload
-from service.jobs.spec.base import FILE_ID
+from service.jobs.spec.common import FILE_ID
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import PROJECTS, UPLOAD_HOLDERS, UPLOADS

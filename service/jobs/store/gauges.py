@@ -16,13 +16,13 @@ from service.jobs.monitoring.catalogue import OPEN_STATES, POOLS
 from service.jobs.monitoring.conditions import Moment
 from service.jobs.monitoring.numbers import Meter, Numbers, Series, from_counts
 from service.jobs.records import Host
-from service.jobs.states import STATES, JobState
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.spec.common import STATES, JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient, StoreUnavailable
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keys import ApiKeys
 from service.jobs.store.keyspace import COUNTS, JOBS_BY, LEASES, OUTBOX, PREFIX, SAMPLES, SAMPLING
-from service.jobs.store_limits import StoreLimits
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from service.jobs.records import (
     NotFound,
     Overcommitment,
 )
+from service.jobs.records.store_limits import StoreLimits
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
-from service.jobs.store_limits import StoreLimits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 

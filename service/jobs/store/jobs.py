@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import orjson
 
-from service.jobs.launchers import LOCAL
-from service.jobs.layout import DataLayout
-from service.jobs.objects import fetch_upload
-from service.jobs.projects import DEFAULT_PROJECT, Project
+from service.jobs.accounts import DEFAULT_PROJECT, Project
+from service.jobs.files import DataLayout, remove_tree
+from service.jobs.files.objects import fetch_upload
 from service.jobs.records import Accepted, Conflict, Job, JobPage, NotFound, Rejected
-from service.jobs.safe_files import remove_tree
-from service.jobs.spec.base import JOB_ID, CommonSpec
-from service.jobs.states import TERMINAL
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.spec.common import JOB_ID, LOCAL, TERMINAL, CommonSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.client import BrokerClient
@@ -24,7 +22,6 @@ from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY, PROJECTS, UPL
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
 from service.jobs.store.listing import ALL_JOBS, JobFilter, Listing
 from service.jobs.store.submission import Submission, hashed, json_of, uploads_of
-from service.jobs.store_limits import StoreLimits
 from service.jobs.submission.request import CheckRequest
 from service.jobs.tracing import valid_traceparent
 

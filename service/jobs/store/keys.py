@@ -19,9 +19,8 @@ from typing import Any
 
 import orjson
 
-from service.jobs.projects import DEFAULT_PROJECT, PROJECT_PATTERN, ROLES, SCOPES, Scope
+from service.jobs.accounts import DEFAULT_PROJECT, PROJECT_PATTERN, ROLES, SCOPES, Person, Scope
 from service.jobs.records import ApiKey, Conflict, NotFound, Problem, Rejected, ServiceAccount
-from service.jobs.sign_in import Person
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import API_KEYS, API_KEYS_DISABLED, API_KEYS_USED, PEPPER

@@ -11,7 +11,7 @@ import orjson
 
 from service.jobs.checks.dependencies import files_of
 from service.jobs.records import OverQuota, Problem
-from service.jobs.spec.base import CommonSpec
+from service.jobs.spec.common import CommonSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import ARTIFACT_BYTES, EVENT_BYTES, JOBS_BY, PROJECT_ARTIFACTS

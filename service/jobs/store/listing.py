@@ -11,21 +11,18 @@ from typing import cast
 import orjson
 
 from service.jobs.records import JobCounts, JobPage, ListedJob, Problem, Rejected
-from service.jobs.spec.base import JOB_ID
-from service.jobs.states import ACTIVE, STATES, TERMINAL, JobState
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.spec.common import ACTIVE, JOB_ID, STATES, TERMINAL, JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import JOBS_BY
 from service.jobs.store.queue import Queue
-from service.jobs.store_limits import StoreLimits
 from service.jobs.text import folded
 
 NO_SWEEP = "none"
 """As ``sweep`` of a filter: jobs that belong to no sweep."""
 _OF_A_SWEEP = "of_a_sweep"
 """The index of jobs that belong to a sweep, see ``lua/submit_sweep.lua``."""
-_PIECE = 500
-"""Named jobs that one script reads."""
 _POSITION = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -228,7 +225,7 @@ class Listing:
         """Add jobs from a position of a list on to a page; return the next position, empty if there is none."""
         end = min(len(ids), start + self.limits.list_most)
         while start < end and not page.is_full:
-            named = ids[start : min(start + _PIECE, end)]
+            named = ids[start : min(start + self.limits.list_scan, end)]
             looked_at, *views = stubs.list_these(
                 self.client, filters.script_argument, filters.text, page.missing, page.without, page.room, *named
             )

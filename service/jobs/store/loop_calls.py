@@ -42,14 +42,14 @@ class LoopCall(greenlet):  # type: ignore[misc]  # the library has no types
         self._function = function
         self._outcome = outcome
         self.loop = outcome.get_loop()
-        self.gr_context = copy_context()
+        self.gr_context = copy_context()  # a greenlet begins without its caller's context variables
 
     def run(self) -> None:
         """Make the call and wake its waiter."""
         try:
             result = self._function()
         except Exception as error:
-            if not self._outcome.done():
+            if not self._outcome.done():  # its waiter may have been cancelled
                 self._outcome.set_exception(error)
         else:
             if not self._outcome.done():
@@ -58,7 +58,7 @@ class LoopCall(greenlet):  # type: ignore[misc]  # the library has no types
     def wait(self) -> Any:
         """Suspend the call until :meth:`go_on`; return its argument, or raise it if it is an exception."""
         assert self.parent is not None
-        told = self.parent.switch()
+        told = self.parent.switch()  # into the loop, until somebody resumes this call from there
         if isinstance(told, Exception):
             raise told
         return told
@@ -106,6 +106,7 @@ class SharedTrips:
         """Return the answer to one command of a call. Raises the library's errors."""
         self._waiting.append((call, words))
         if not self._is_leaving and len(self._under_way) < _MOST_AT_ONCE:
+            # Not now but at the loop's next turn, so that calls that ask in this one travel along.
             self._is_leaving = True
             self.loop.call_soon(self._leave)
         return call.wait()

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from service.jobs.projects import (
+from service.jobs.accounts import (
     DEFAULT_PROJECT,
     PROJECT_PATTERN,
     Project,
@@ -19,8 +19,10 @@ from service.jobs.projects import (
     Quotas,
     Role,
     Scope,
+    parse_quotas,
 )
 from service.jobs.records import Conflict, NotFound, Problem, Rejected, ServiceAccount
+from service.jobs.records.store_limits import StoreLimits
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keys import ApiKeys, check_grant, project_of
@@ -33,10 +35,7 @@ from service.jobs.store.keyspace import (
     PROJECTS,
     UPLOADS,
 )
-from service.jobs.store_limits import StoreLimits
 
-_PLACEMENT = ("devices", "device_hours")
-"""Quotas that the script of placement enforces."""
 _DEFAULT = Project(name=DEFAULT_PROJECT, description="jobs, keys and uploads that name no other project")
 
 
@@ -48,11 +47,14 @@ class Projects:
     limits: StoreLimits
 
     def create(self, name: str, description: str = "") -> Project:
-        """Make a project. Raises :class:`Rejected` for an invalid name, :class:`Conflict` for a taken one."""
+        """Make a project with the default quotas. Raises :class:`Rejected` for an invalid name, :class:`Conflict` for
+        a taken one.
+        """
         if re.fullmatch(PROJECT_PATTERN, name) is None:
             raise Rejected([Problem("name", "not a name of a project", name, f"a match of {PROJECT_PATTERN}")])
-        made = Project(name=name, description=description, created_at=decode.moment(round(time.time() * 1000)))
-        if name == DEFAULT_PROJECT or not self.client.call("HSETNX", PROJECTS(), name, _entry(made)):
+        quotas, created = parse_quotas(self.limits.default_quotas), decode.moment(round(time.time() * 1000))
+        made = Project(name=name, description=description, created_at=created, quotas=quotas)
+        if name == DEFAULT_PROJECT or not stubs.create_project(self.client, name, _entry(made), _for_placement(quotas)):
             raise Conflict(f"there is a project {name} already")
         return made
 
@@ -81,14 +83,12 @@ class Projects:
         """
         project = self.get(name)
         limits = Quotas(**project.quotas.model_dump() | dict(quotas))
-        longest, default = limits.longest_time_s, limits.default_time_s
-        if longest is not None and default is not None and default > longest:
+        if limits.refuse_their_default:
             message = "beyond the longest time limit that a job may have"
-            accepted = f"at most {longest:g} s, the longest_time_s"
-            raise Rejected([Problem("quotas.default_time_s", message, default, accepted)])
+            accepted = f"at most {limits.longest_time_s:g} s, the longest_time_s"
+            raise Rejected([Problem("quotas.default_time_s", message, limits.default_time_s, accepted)])
         changed = project.model_copy(update={"quotas": limits})
-        placed = {quota: getattr(limits, quota) for quota in _PLACEMENT if getattr(limits, quota) is not None}
-        stubs.set_quotas(self.client, name, _entry(changed), orjson.dumps(placed).decode() if placed else "")
+        stubs.set_quotas(self.client, name, _entry(changed), _for_placement(limits))
         return changed
 
     def usage(self, name: str) -> ProjectUsage:
@@ -125,6 +125,12 @@ class Projects:
     def remove_member(self, name: str, owner: str) -> None:
         """End a membership: the owner's keys of the project stop working, and open streams end."""
         stubs.set_member(self.client, name, owner, "")
+
+
+def _for_placement(quotas: Quotas) -> str:
+    """Return the quotas that the script of placement enforces, as it reads them; empty where there are none."""
+    placed = quotas.model_dump(include={"devices", "device_hours"}, exclude_none=True)
+    return orjson.dumps(placed).decode() if placed else ""
 
 
 def _entry(project: Project) -> str:

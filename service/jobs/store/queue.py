@@ -13,16 +13,16 @@ from datetime import UTC, datetime, timedelta
 
 import orjson
 
-from service.jobs.projects import DEFAULT_PROJECT
+from service.jobs.accounts import DEFAULT_PROJECT
 from service.jobs.queue.fair_share import PendingJob, Use, in_order
 from service.jobs.queue.forecast import Fleet, Known, RunningJob, Start, expected, forecast
 from service.jobs.records import Host, Problem, ProjectShare, QueueLine, QueuePage, Rejected, StartEstimate
-from service.jobs.states import ACTIVE
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.spec.common import ACTIVE
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keyspace import CAPACITY, WEIGHTS
-from service.jobs.store_limits import StoreLimits
 
 HEAVIEST = 1e6
 
@@ -65,7 +65,7 @@ def _record(project: str, use: Use) -> ProjectShare:
     return ProjectShare(project=project, weight=use.weight, used_s=use.used_s, devices=use.held, share=use.share)
 
 
-_PIECE = 500
+_PIECE = 100
 """The most jobs that one script reads: the broker does nothing else meanwhile."""
 _RECENT = 200
 _FEWEST_DURATIONS = 3
@@ -162,9 +162,13 @@ class Queue:
             return self._kept.snapshot
 
     def _lines(self, jobs: list[WaitingJob], snapshot: QueueSnapshot) -> Iterator[QueueLine]:
-        views = {
-            view["id"]: view for view in map(decode.fields_of, stubs.waiting(self.client, *(job.id for job in jobs)))
-        }
+        pieces = (jobs[first : first + _PIECE] for first in range(0, len(jobs), _PIECE))
+        read = (
+            decode.fields_of(flat)
+            for piece in pieces
+            for flat in stubs.waiting(self.client, *(job.id for job in piece))
+        )
+        views = {view["id"]: view for view in read}
         for job in jobs:
             if (view := views.get(job.id)) is not None:
                 yield QueueLine(

@@ -22,7 +22,7 @@ from functools import cache, cached_property
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from service.jobs.monitoring.catalogue import CAUSES, COUNTS
-from service.jobs.states import MOVES
+from service.jobs.spec.common import MOVES
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.decode import LISTED_FIELDS
 from service.jobs.store.keyspace import KEYS

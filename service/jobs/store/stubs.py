@@ -11,6 +11,8 @@ from service.jobs.store.scripts import script
 
 Flat = list[str]
 """A hash as Redis gives it from a script: field, value, field, value, …"""
+Entries = list[tuple[str, Flat]]
+"""A piece of a stream: ids with fields and values."""
 Outcome = tuple[str, str, str, *tuple[Flat, ...]]
 """The outcome of a submission, see ``lua/submit.lua``; the record of a single job follows."""
 
@@ -47,6 +49,11 @@ def list_these(
 @script("count_jobs")
 def count_jobs(filters: str, text: str, cursor: str, scan: int) -> tuple[str, *tuple[str | int, ...]]:
     """Count a piece of the jobs by state, after the id of the last one read, which is empty if no more follow."""
+
+
+@script("read_events")
+def read_events(most: int, most_bytes: int, *cursors: str) -> list[tuple[str, str, *tuple[Entries, ...]]]:
+    """Return events of some jobs after a position in each, up to a number for each and bytes for all."""
 
 
 @script("cancel")
@@ -114,6 +121,11 @@ def read_running(state: str, after: str, most: int) -> list[list[str]]:
 @script("read_device_use")
 def read_device_use(limits: str, project: str) -> tuple[str, str]:
     """Return the devices that a project holds, and the device-ms that it has used in the window."""
+
+
+@script("create_project")
+def create_project(project: str, entry: str, placement_quotas: str) -> int:
+    """Keep a new project; return 0 where there is one of this name."""
 
 
 @script("set_quotas")

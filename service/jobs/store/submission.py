@@ -9,10 +9,9 @@ from functools import cached_property
 
 import orjson
 
+from service.jobs.accounts import owner_in
 from service.jobs.checks.dependencies import files_of
-from service.jobs.launchers import LOCAL
-from service.jobs.projects import owner_in
-from service.jobs.spec.base import CommonSpec
+from service.jobs.spec.common import LOCAL, CommonSpec
 from service.jobs.text import folded
 from service.jobs.tracing import current_traceparent
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import orjson
 
 from service.jobs.records import Job, Rejected
-from service.jobs.spec.base import CommonSpec
+from service.jobs.records.store_limits import StoreLimits
+from service.jobs.spec.common import CommonSpec
 from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.jobs import Jobs, other_body
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
 from service.jobs.store.submission import Submission
-from service.jobs.store_limits import StoreLimits
-from service.jobs.sweeps import Parameters
+from service.jobs.submission.sweeps import Parameters
 
 
 @dataclass(frozen=True)

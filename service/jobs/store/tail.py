@@ -6,19 +6,23 @@ Live reads have a connection of their own without a socket timeout: a blocking r
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 import orjson
 import redis.asyncio as redis
+from redis.exceptions import NoScriptError
 
 from service.jobs.records import Problem, Rejected
-from service.jobs.states import ACTIVE
+from service.jobs.spec.common import ACTIVE
+from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient, translated
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS, JOBS_BY
 from service.jobs.store.outage import BrokerOutage, PatientAsyncPool
+from service.jobs.store.scripts import Script
 
 BEGINNING = "0-0"
 LARGEST_ID_PART = 2**64 - 1
@@ -51,6 +55,14 @@ def parse_id(text: str) -> tuple[int, int]:
     return milliseconds, sequence
 
 
+@dataclass(frozen=True)
+class ReadEvents:
+    """What was read of one job's stream. If there is more, the next event lies at ``more_from`` or later, in ms."""
+
+    events: tuple[RawEvent, ...]
+    more_from: int | None
+
+
 class StreamTail:
     """Reads many jobs' streams at once."""
 
@@ -67,23 +79,26 @@ class StreamTail:
         return cls(redis.Redis.from_pool(pool))
 
     async def read(
-        self, cursors: Mapping[str, str], *, count: int, block_ms: int | None = None
-    ) -> dict[str, list[RawEvent]]:
-        """Return events after each job's cursor, at most ``count`` per job; waits up to ``block_ms`` when there are
-        none.
+        self, cursors: Mapping[str, str], *, count: int, most_bytes: int, block_ms: int | None = None
+    ) -> dict[str, ReadEvents]:
+        """Return events after each job's cursor, at most ``count`` per job and about ``most_bytes`` of all; waits up
+        to ``block_ms`` when there are none.
         """
         if not cursors:
             return {}
+        words: list[str | int] = [count, most_bytes, *chain.from_iterable(cursors.items())]
         streams: dict[Any, Any] = {JOB_EVENTS(job_id): cursor for job_id, cursor in cursors.items()}
-        names = {JOB_EVENTS(job_id).encode(): job_id for job_id in cursors}
         with translated():
-            answer: Any = await self._client.xread(streams, count=count, block=block_ms)
-        return {
-            names[name]: [
-                RawEvent(names[name], entry.decode(), fields[b"t"].decode(), fields[b"d"]) for entry, fields in entries
-            ]
-            for name, entries in (answer or [])
-        }
+            rows = await self._script(stubs.read_events, words)
+            if not rows and block_ms is not None and await self._client.xread(streams, count=1, block=block_ms):
+                rows = await self._script(stubs.read_events, words)
+        return dict(map(_read_events, rows))
+
+    async def _script(self, script: Script[..., Any], words: Sequence[str | int]) -> Any:
+        try:
+            return await self._client.evalsha(script.sha, 0, *words)
+        except NoScriptError:
+            return await self._client.eval(script.text, 0, *words)
 
     async def first_after_gap(self, job_id: str, after: str) -> str | None:
         """Return the first id that is left, if the cap has removed events that may lie after ``after``; else
@@ -150,6 +165,15 @@ class StreamTail:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+def _read_events(row: Sequence[Any]) -> tuple[str, ReadEvents]:
+    job_id, more_from, *pieces = row
+    name = job_id.decode()
+    events = tuple(
+        RawEvent(name, entry.decode(), fields[1].decode(), fields[3]) for piece in pieces for entry, fields in piece
+    )
+    return name, ReadEvents(events, parse_id(more_from.decode())[0] if more_from else None)
 
 
 _CHUNK, _FIRST_CHUNK, _CHUNK_BYTES = 1000, 64, 1 << 20

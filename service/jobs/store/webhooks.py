@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 
 from service.jobs.records import NotFound
-from service.jobs.states import JobState
+from service.jobs.records.webhooks import JobChange, Webhook, WebhookDelivery, WebhookEvent, new_secret
+from service.jobs.spec.common import JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import (
@@ -26,7 +27,6 @@ from service.jobs.store.keyspace import (
     WEBHOOKS_FAILING,
     WEBHOOKS_PRESENT,
 )
-from service.jobs.webhooks import JobChange, Webhook, WebhookDelivery, WebhookEvent, new_secret
 
 _MOST = 100
 _MOST_DELIVERIES = 200

@@ -13,17 +13,16 @@ import yaml
 from pydantic import Field, TypeAdapter
 
 from service.formats.llama import uploaded_config
-from service.jobs import documents
-from service.jobs.checkpoints import steps_of_checkpoints, steps_of_weights
 from service.jobs.checks.dependencies import Lookup, files_of, related
-from service.jobs.documents import Position, positions
+from service.jobs.files import DataLayout, steps_of_checkpoints, steps_of_weights
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.layout import DataLayout
-from service.jobs.plan import Plan, plan
 from service.jobs.plugins import CheckContext, CommonSpec, ModelConfig
 from service.jobs.records import FleetCapacity, FrozenModel, Job, Problem
 from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
+from service.jobs.submission.plan import Plan, plan
+from service.jobs.text import documents
+from service.jobs.text.documents import Position, positions
 
 _MOST_PROBLEMS = 100
 """Most problems in one answer; a document with more is refused for the first ones."""

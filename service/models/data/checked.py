@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.plugins import IGNORED, Features, Tokens
 from service.jobs.plugins import Samples as Declared
 from service.jobs.plugins.declarations import dotted

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.data import FileArrays, FileTokens
 from service.models.data import arrays, packed
 from service.models.data.packed import TokenFile

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.data import DigitsData, SyntheticData, TokensData
 
 

@@ -136,7 +136,7 @@ FOREIGN = (
     str(torch.__path__[0]),
     "service/parallel/boundary/",
     "service/compilation/monitor/",
-    "service/compilation/torch_internals/",
+    "service/compilation/instruments/",
     "service/torch_internals/",
 )
 """Folders without the program's own code; variables there are not the program's either."""

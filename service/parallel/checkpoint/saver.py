@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from service.jobs.checkpoints import Checkpoint
+from service.jobs.files import Checkpoint
 from service.parallel.checkpoint.storage import save
 
 LAST_WRITE_S = 10.0

@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from service.jobs.atomic import flush
-from service.jobs.checkpoints import require
+from service.jobs.files import flush, require
 from service.parallel.checkpoint.digests import digest_of
 
 Block = tuple[slice, ...]

@@ -287,6 +287,7 @@ def _confirm_nearest(
     """Return the first of ``x`` ``(n, features)`` that the model confirms, if any of the ``distances`` ``(n,)``
     from a disjunct allow one. Tries at most ``candidates`` of :class:`AttackSettings`, the nearest first.
     """
+    model.visited.add(specification, x, distances)
     if not bool((distances <= 0).any()):
         return None
     return model.first_confirmed(specification, x[worst_first(distances, model.settings.attack.candidates)])

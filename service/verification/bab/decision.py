@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from torch import Tensor
+
 from service.bounds.memory import MemoryShortageError
 from service.bounds.methods import Method
 from service.verification.bab.model import ModelUnderVerification
@@ -90,7 +92,7 @@ class Decision:
     query.
 
     ``attacking`` is the part of the ``seconds`` that the attack before the search took; ``shortage`` as in
-    :class:`SearchResult`.
+    :class:`SearchResult`. ``visited`` are inputs ``(n, features)`` at which a counterexample was nearest, if any.
     """
 
     verdict: Verdict
@@ -101,3 +103,4 @@ class Decision:
     technique: Technique
     attacking: float = 0.0
     shortage: MemoryShortageError | None = None
+    visited: Tensor | None = None

@@ -37,6 +37,7 @@ from service.verification.bab.specification import Counterexample, Specification
 from service.verification.bab.steps import attack_at_steps
 from service.verification.bab.time_plan import share_of_rest
 from service.verification.bab.turns import Course, Turns
+from service.verification.bab.visited import VisitedInputs
 from service.verification.verdict import Verdict
 
 SEARCHES: dict[Technique, SearchStrategy] = {
@@ -79,6 +80,7 @@ def decide(
     if not query.disjuncts:
         raise ValueError("query.disjuncts: got none, expected one or more: nothing could be a counterexample")
     started = time.monotonic()
+    model = replace(model, visited=VisitedInputs())
     if model.is_alone:
         model = replace(model, options=model.options.until(started + limit))
     asked = specifications(query, model.device)
@@ -285,7 +287,8 @@ class _Decider:
     def end(self, verdict: Verdict, technique: Technique, counterexample: Counterexample | None = None) -> Decision:
         least = self._least(self.bounds)
         shortage = self.shortage if verdict is Verdict.UNKNOWN else None
-        return Decision(verdict, counterexample, self.domains, self.seconds, least, technique, self.attacking, shortage)
+        ended = self.domains, self.seconds, least, technique, self.attacking, shortage
+        return Decision(verdict, counterexample, *ended, self.model.visited.inputs)
 
 
 def _has_activations(model: ModelUnderVerification) -> bool:

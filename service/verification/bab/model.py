@@ -26,8 +26,9 @@ from service.bounds.operators import STEPPED
 from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
 from service.verification.bab.settings import SearchSettings
-from service.verification.bab.specification import Counterexample, Specification
+from service.verification.bab.specification import CPU, Counterexample, Specification
 from service.verification.bab.split_tree import SplitRecord
+from service.verification.bab.visited import VisitedInputs
 from service.verification.engine import BoundingEngine, NetworkEngine
 
 if TYPE_CHECKING:
@@ -80,7 +81,6 @@ def _decided_by(node: Node) -> str:
 
 
 T = TypeVar("T")
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class ModelUnderVerification:
     onnxruntime for a model that came from ONNX. The ranks of ``search_group`` decide together, and so do the
     ranks that share the model. ``options`` is for optimised bounds, and has the memory for everything;
     ``heuristics`` choose the splits, ``settings`` tune the rest. ``traced`` keeps the result of :attr:`ramped`,
-    and ``splits`` the splits of searches, as far as it has room.
+    ``splits`` the splits of searches, as far as it has room, and ``visited`` the inputs of a decision.
     """
 
     module: nn.Module
@@ -105,6 +105,7 @@ class ModelUnderVerification:
     settings: SearchSettings = field(default_factory=SearchSettings)
     traced: dict[nn.Module, RampedGraph] = field(default_factory=dict)
     splits: SplitRecord = field(default_factory=SplitRecord)
+    visited: VisitedInputs = field(default_factory=VisitedInputs)
 
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> ModelUnderVerification:
@@ -190,7 +191,9 @@ class ModelUnderVerification:
         tp_group = self.network.tp_group
         exact = tp_group.agree(specification.nearest(candidates.double()))
         outputs = tp_group.agree(self.float64_module(exact))
-        suspects = specification.distance_to_nearest(specification.excess(outputs, exact)) <= 0
+        distances = specification.distance_to_nearest(specification.excess(outputs, exact))
+        self.visited.add(specification, exact, distances)
+        suspects = distances <= 0
         for x, outputs_at_x in zip(exact[suspects], outputs[suspects], strict=True):
             violates = specification.reached(x.tolist(), Interval.point(outputs_at_x))
             if violates and self._is_confirmed(specification, x, outputs_at_x):

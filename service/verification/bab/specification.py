@@ -21,6 +21,7 @@ from service.bounds.interval import Interval
 from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Number, Query, rounded_down, rounded_up
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
+CPU = torch.device("cpu")
 Counterexample = tuple[float, ...]
 """An input's numbers, in float64."""
 

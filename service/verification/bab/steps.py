@@ -183,6 +183,7 @@ class StepSides:
             len(x), self.batch_size, lambda part: specification.excess(self.graph(x[part]), x[part])
         )
         distances = specification.distance_to_nearest(torch.cat(parts).nan_to_num(nan=inf))
+        self.model.visited.add(specification, x, distances)
         beyond = (distances <= 0).nonzero().flatten()
         order = distances[beyond].sort(stable=True).indices[: self.settings.candidates]
         return self.model.first_confirmed(specification, x[beyond[order]]) if len(order) else None

@@ -20,11 +20,11 @@ from service.bounds.graph import UnsupportedModelError
 from service.bounds.memory import is_out_of_memory
 from service.bounds.stages import StageLink
 from service.formats.vnnlib import Bundle, Pair, VnnlibError, bundle
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, VerifySpec, VnnlibProperty
 from service.parallel.mesh import build as build_mesh
-from service.verification.load.onnx import OnnxSource, chosen_source, load_onnx, with_labels_if_asked
+from service.verification.load.model_file import OnnxSource, chosen_source, load_onnx, with_labels_if_asked
 from service.verification.load.task_loader import LoadedTasks, TaskLoader
 from service.verification.load.trace_cache import TraceCache
 from service.verification.load.trained import load_trained

@@ -20,8 +20,7 @@ import torch
 
 from service.bounds.graph import Graph, Repeated
 from service.bounds.stored_graph import NotStorableError, from_bytes, to_bytes
-from service.jobs.atomic import atomic_write
-from service.jobs.cache import used
+from service.jobs.files import atomic_write, used
 
 FOLDER = "traces"
 LARGEST = 64 << 20

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.memory import MemoryShortageError
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.plugins import Features, Tokens
 from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty

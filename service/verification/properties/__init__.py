@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import BoxProperty, RobustnessProperty, VnnlibProperty
 from service.verification.properties.base import InstanceBatch, Property, PropertyError
 from service.verification.properties.box import one_box

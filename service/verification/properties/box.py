@@ -10,7 +10,7 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.formats.vnnlib import Disjunct, Halfspace, Query
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import Box, BoxProperty
 from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed, below
 

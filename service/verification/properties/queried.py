@@ -10,7 +10,7 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.formats.vnnlib import Bundle, Query, VnnlibError, parse, rounded_down, rounded_up, sources
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VnnlibProperty
 from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed
 

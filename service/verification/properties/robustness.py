@@ -13,7 +13,7 @@ from torch import Tensor
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Query
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
 from service.models.data import Split, load, without_ignored

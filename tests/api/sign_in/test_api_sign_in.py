@@ -17,11 +17,11 @@ from lanes import first_fast, slow_but_for
 from oidc_provider import CLIENT_ID, CLIENT_SECRET, LocalProvider, SigningKey, providing
 from pydantic import SecretStr, ValidationError
 
-from api.context import attach, context_of
+from api.callers import attach, context_of
+from api.callers.security import FLOW_COOKIE, PAGE_HEADER, SESSION_COOKIE
 from api.main import create_app
-from api.security import FLOW_COOKIE, PAGE_HEADER, SESSION_COOKIE
 from api.sign_in.provider import OpenIdProvider, RelyingParty
-from service.jobs.embedded import EmbeddedBroker
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.settings import Settings
 from service.jobs.store import AuditFilter, Store
 

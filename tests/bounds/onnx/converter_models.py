@@ -36,6 +36,7 @@ PLAIN = [
     "Flatten",
     "GlobalAveragePool",
     "Dropout",
+    "Asinh",
     "Atan",
     "Ceil",
     "Celu",
@@ -290,6 +291,20 @@ MODELS: dict[str, bytes] = {
          node("ArrayFeatureExtractor", ["c", "t"], domain="ai.onnx.ml")], [1, 3], {"c": numbers(2, 5, 7)}),
     "TopK": model([node("TopK", ["x", "k"], ["y", "i"])], [1, 5], {"k": ints(3)}),
     "TopK of the least": model([node("TopK", ["x", "k"], ["y", "i"], axis=1, largest=0)], [1, 4, 2], {"k": ints(2)}),
+    **{f"{kind} at the places of TopK": model(
+        [node("MatMul", ["x", "w"], "l"), node("TopK", ["l", "k"], ["v", "i"]), node("Softmax", ["v"], "p", axis=1),
+         each], [2, 3], {"w": weights(3, 4), "k": ints(2), "z": np.full((2, 4), 0.5, np.float32)}, opset=18)
+       for kind, each in {
+           "ScatterElements": node("ScatterElements", ["z", "i", "p"], axis=1),
+           "ScatterElements, sums,": node("ScatterElements", ["l", "i", "p"], axis=-1, reduction="add"),
+           "Gather": node("Gather", ["l", "i"], axis=1),
+           "GatherElements": node("GatherElements", ["l", "i"], axis=1)}.items()},
+    "ScatterElements at the least": model(
+        [node("TopK", ["x", "k"], ["v", "i"], axis=0, largest=0), node("ScatterElements", ["x", "i", "c"], axis=0)],
+        [4, 2], {"k": ints(2), "c": weights(2, 2)}, opset=18),
+    "OneHot of the places of TopK": model(
+        [node("TopK", ["x", "k"], ["v", "i"]), node("OneHot", ["i", "d", "p"])], [1, 4],
+        {"k": ints(2), "d": np.array(4), "p": numbers(-1, 3)}),
     "GridSample": model([node("GridSample", ["x", "g"], padding_mode="border")], IMAGE, {"g": weights(1, 4, 3, 2)}),
     **{f"fused {kind}": model([node(kind, ["x"], domain="com.microsoft")], IMAGE)
        for kind in ("Gelu", "FastGelu", "QuickGelu")},

@@ -21,7 +21,8 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.onnx import load
-from service.formats.onnx import MOST_ENTRIES, OnnxError, outline, outline_of
+from service.formats.onnx import OnnxError, outline, outline_of
+from service.formats.onnx.model_file import MOST_ENTRIES
 
 MODELS = small_models()
 MUTATIONS = 20

@@ -63,6 +63,7 @@ EXAMPLES: dict[str, Function] = {
     "Tanh": torch.tanh,
     "Sigmoid": torch.sigmoid,
     "ArcTangent": torch.atan,
+    "InverseHyperbolicSine": torch.asinh,
     "Gelu": functional.gelu,
     "Elu": lambda x: functional.elu(x, 0.7),
     "Mish": functional.mish,

@@ -82,7 +82,7 @@ def compare() -> dict[str, dict[str, Any]]:
     from nets import box_around
 
     from service.bounds.network import prepare
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 

@@ -114,6 +114,7 @@ EXACT: dict[str, tuple[Exact, dict[str, object]]] = {
         {"approximate": "tanh"},
     ),
     "aten.atan.default": (mpmath.atan, {}),
+    "aten.asinh.default": (mpmath.asinh, {}),
     "aten.elu.default": (elu(1.0, 1.0, 1.0), {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}),
     "selu": (elu(1.67, 1.05, 1.0), {"alpha": 1.67, "scale": 1.05, "input_scale": 1.0}),
     "celu": (elu(1.5, 1.0, 1 / 1.5), {"alpha": 1.5, "scale": 1.0, "input_scale": 1 / 1.5}),
@@ -222,6 +223,20 @@ def test_a_line_moves_outwards_by_rounding_only() -> None:
         assert before is not None
         assert after is not None
         torch.testing.assert_close(before, after, rtol=0, atol=1e-13)
+
+
+def test_the_far_end_next_to_a_pole_costs_the_near_one_nothing() -> None:
+    """A quotient between 1/2 and 10²⁰ is at least 1/2, but for its own rounding."""
+    network = prepared(nn.Sequential(nn.ReLU(), Inverse()).double(), 1)
+    box = Interval(torch.full((1, 1), -1.0, dtype=DOUBLE), torch.full((1, 1), 2.0, dtype=DOUBLE))
+    found = rigorous_crown(network, box, BoundOptions()).lower_bounds(both_sides(1))
+    assert 0.5 - 1e-12 <= float(found[0, 0]) <= 0.5
+    assert 1e20 <= -float(found[0, 1]) <= 1.001e20
+
+
+class Inverse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.reciprocal(x + 1e-20)
 
 
 def test_lines_have_an_allowance_for_products_that_are_not_fused() -> None:

@@ -16,7 +16,7 @@ from torch.distributed._functional_collectives import all_reduce
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.network import prepare
 from service.bounds.rank_group import RankGroup
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.parallel import distributed
 from service.parallel.mesh import build as build_mesh
 

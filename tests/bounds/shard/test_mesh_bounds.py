@@ -22,7 +22,7 @@ def _setting(hidden: list[int], activation: str, dtype: str, radius: float) -> d
 
     from service.bounds.methods import BoundOptions
     from service.bounds.network import prepare
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.jobs.spec.model import MlpConfig
     from service.models import build
     from service.parallel import distributed
@@ -201,7 +201,7 @@ def forget_a_collective() -> str:
 
     from service.bounds.graph import UnsupportedModelError
     from service.bounds.network import prepare
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 
@@ -231,7 +231,7 @@ def unusual_graphs() -> dict[str, float]:
     from torch import Tensor, nn
 
     from service.bounds.network import prepare
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.collectives import scatter_to_group
     from service.parallel.mesh import SINGLE, Axis

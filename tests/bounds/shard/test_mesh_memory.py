@@ -18,7 +18,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, BoundOptions
 from service.bounds.network import Network, prepare
 from service.bounds.stages import StageLink, prepare_stages
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models import build
 from service.models.transformer import AfterEmbedding, Transformer

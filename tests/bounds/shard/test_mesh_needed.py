@@ -11,7 +11,7 @@ from torch import nn
 from service.bounds.capture import capture
 from service.bounds.network import from_graph
 from service.bounds.shard import shard
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.parallel import distributed
 from service.parallel.mesh import build as build_mesh
 

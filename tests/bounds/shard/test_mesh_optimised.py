@@ -21,7 +21,7 @@ def _settings() -> Iterator[tuple[int, dict[str, Any]]]:
     from nets import box_around
 
     from service.bounds.network import prepare
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.jobs.spec.model import MlpConfig
     from service.models import build
     from service.parallel import distributed

@@ -180,7 +180,7 @@ def test_a_layer_that_stays_whole_is_told_with_the_operator_behind_it() -> None:
 
 def divided_activations() -> dict[str, Any]:
     """For every activation, on two ranks: how far bounds are from one process's, and what each rank has of it."""
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 
@@ -220,7 +220,7 @@ def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of
 
 def _axes() -> dict[int, Any]:
     """Four ranks as two groups of two, and as one of four."""
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 

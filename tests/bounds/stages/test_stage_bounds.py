@@ -26,7 +26,7 @@ def compare(cases: list[tuple[dict[str, int], list[str]]]) -> dict[str, dict[str
     from service.bounds.network import prepare
     from service.bounds.optimise import Ascent
     from service.bounds.stages import InStages, StageLink, prepare_stages
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.jobs.spec.model import MlpConfig
     from service.models import build
     from service.parallel import distributed

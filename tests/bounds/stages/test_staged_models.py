@@ -113,7 +113,7 @@ def test_too_many_stages_are_refused() -> None:
 def compare() -> dict[str, dict[str, float]]:
     """Differences to one process, relative to the largest bound, by model, mesh and method."""
     from service.bounds.stages import StageLink
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 
@@ -253,7 +253,7 @@ def real(folder: str) -> dict[str, dict[str, float]]:
     from service.bounds.network import from_graph
     from service.bounds.onnx import load
     from service.bounds.stages import StageLink, divide_into_stages
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 

@@ -37,7 +37,7 @@ def in_stages() -> dict[str, dict[str, Any]]:
     from service.bounds.network import prepare
     from service.bounds.optimise import Ascent
     from service.bounds.stages import StageLink, prepare_stages
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 

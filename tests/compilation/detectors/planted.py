@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.compilation.ladder import Result
+from service.compilation.judgement import Result
 from service.compilation.run.observation import Observation
 from service.compilation.rungs import Backend, Rung
 

@@ -36,7 +36,7 @@ def test_a_gradient_that_is_lost_for_one_shape_only_freezes_the_rung(ascend: Asc
 
 @pytest.mark.slow
 def test_gradients_that_the_compiler_makes_zero_move_nothing(ascend: Ascend) -> None:
-    rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_zero)))
+    rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altering(_zero)))
     (result,) = ascend(clean.PERCEPTRON, rungs=[rung])
     assert result.verdict == "frozen"
     assert "updates do not move what they move in eager: first.bias, first.weight, head.bias, " in messages(result)

@@ -18,14 +18,14 @@ from programs import breaks, clean, empty, peculiar, restless, unequal
 from programs.parts import Perceptron
 from torch._dynamo.backends.common import aot_autograd
 
+from service.compilation.detectors import judge
 from service.compilation.program.model import LEARNING_RATE, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
-from service.compilation.run.program_run import build
-from service.compilation.run.reference import run
-from service.compilation.run.state import state_of
+from service.compilation.run.built_program import build
+from service.compilation.run.recorded_run import record_run, state_of
 from service.compilation.rungs import LADDER, RUNGS, Rung
 from service.compilation.selftest import backends
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.parallel import mesh
 from service.parallel.pipeline.transport import connect
 from service.schedules import generator
@@ -76,6 +76,11 @@ def test_graph_breaks_are_named_by_reason_and_line(ascend: Ascend, program: obje
     assert (found.file, found.line) == (breaks.__file__, breaks.line_of(mark))
     assert found.function == ("_tell" if mark == "hook" else "forward")
     assert reason in found.reason
+    (demanded,) = judge(replace(seen(result), must_be_whole=True))
+    assert demanded.verdict == "fail_break"
+    assert demanded.message.startswith(
+        f"fullgraph: the graph breaks at {found.file}:{found.line} in {found.function}: "
+    )
 
 
 @pytest.mark.slow
@@ -142,7 +147,7 @@ def test_wrong_outputs_fail_parity_in_inference(ascend: Ascend) -> None:
 
 def test_gradients_are_compared_where_no_earlier_difference_is_magnified(ascend: Ascend) -> None:
     """A compiler that rounds once more: after eleven free steps parameters are a thousand times further off."""
-    rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_one_rounding)))
+    rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altering(_one_rounding)))
     program = peculiar.CHAOS
     (result,) = ascend(program, rungs=[rung], steps=11)
     assert result.verdict == "pass", result.findings
@@ -151,9 +156,9 @@ def test_gradients_are_compared_where_no_earlier_difference_is_magnified(ascend:
     assert worst["parameter"].max_abs < 1e-6
     assert worst["trajectory"].iteration == 11
     free, compiled = build(program, "train"), build(program, "train", rung)
-    for program_run in (free, compiled):
-        run(program_run, 11)
-    left, other = (state_of(program_run)["parameter", "w"] for program_run in (free, compiled))
+    for built in (free, compiled):
+        record_run(built, 11)
+    left, other = (state_of(built)["parameter", "w"] for built in (free, compiled))
     assert (left - other).abs().max() > 1e-4
     torch._dynamo.reset()
 

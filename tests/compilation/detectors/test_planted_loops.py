@@ -16,12 +16,13 @@ from programs.registry import CLEAN, DEFECTS, Planted
 from set_aside import nothing_set_aside
 from torch import Tensor
 
-from service.compilation.ladder import Result
+from service.compilation.judgement import Result
 from service.compilation.monitor.usage import Lifetimes
 from service.compilation.program import Step
+from service.compilation.run.baseline import make_baseline
 from service.compilation.run.observation import RungCase
-from service.compilation.run.reference import run_reference
-from service.compilation.run.run_rung import plan_run, run_rung
+from service.compilation.run.observe_rung import observe_rung
+from service.compilation.run.run_plan import plan_run
 from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Tolerance
 from service.parallel.boundary import LiveResults, Origin, caller, holders
@@ -108,7 +109,7 @@ def test_what_is_stored_and_read_in_time_or_copied_raises_no_alarm(ascend: Ascen
 def test_what_the_program_has_compiled_itself_is_not_compiled_anew_for_having_been_watched(rung: Rung) -> None:
     program = loops.LoopProgram(loops.compiling_its_own)
     plan = plan_run(program, STEPS, Tolerance(), lambda seconds: seconds)
-    seen = run_rung(program, RungCase(rung, "train"), run_reference(program, "train", plan.iterations), plan)
+    seen = observe_rung(program, RungCase(rung, "train"), make_baseline(program, "train", plan.iterations), plan)
     assert seen.error == ""
     assert seen.evidence.graphs >= 2
     assert seen.evidence.late == ()

@@ -9,9 +9,10 @@ from programs.registry import CLEAN, DEFECTS, Planted
 from set_aside import nothing_set_aside
 
 from service.compilation.detectors import judge
+from service.compilation.run.baseline import make_baseline
 from service.compilation.run.observation import RungCase
-from service.compilation.run.reference import run_reference
-from service.compilation.run.run_rung import plan_run, run_rung_untimed
+from service.compilation.run.observe_rung import observe_rung_untimed
+from service.compilation.run.run_plan import plan_run
 from service.compilation.rungs import RUNGS
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Tolerance
@@ -32,8 +33,8 @@ def findings(planted: Planted) -> tuple[Finding, ...]:
     """What speaks against the program under CUDA graphs; nothing is timed."""
     program = planted.program(torch.device("cuda", 0))
     plan = plan_run(program, 6, Tolerance(), lambda seconds: seconds)
-    reference = run_reference(program, planted.phase, plan.iterations)
-    seen = run_rung_untimed(program, RungCase(RUNGS["reduce-overhead"], planted.phase), reference, plan)
+    baseline = make_baseline(program, planted.phase, plan.iterations)
+    seen = observe_rung_untimed(program, RungCase(RUNGS["reduce-overhead"], planted.phase), baseline, plan)
     assert seen.evidence.cuda_graphs is not None
     # A graph is captured when its shapes come again: a program of new shapes in every step never gets there.
     assert seen.evidence.cuda_graphs.captures or seen.error or planted.verdict == "unstable"

@@ -60,7 +60,7 @@ def _without_rounding(value: Any) -> Any:
 
 
 def test_a_parameter_that_only_rounding_moves_need_not_move(ascend: Ascend) -> None:
-    exact = aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_without_rounding))
+    exact = aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altering(_without_rounding))
     (result,) = ascend(sound.SoundProgram(sound.normalised), [Rung("exact", exact)])
     assert (result.verdict, result.findings) == ("pass", ())
     assert result.observation is not None

@@ -8,9 +8,9 @@ from programs import sound
 
 from service.compilation.detectors import judge
 from service.compilation.program import Step
+from service.compilation.run.baseline import make_baseline
 from service.compilation.run.observation import Observation, RungCase
-from service.compilation.run.reference import run_reference
-from service.compilation.run.run_rung import rehearse_rung
+from service.compilation.run.observe_rung import rehearse_rung
 from service.compilation.rungs import REHEARSAL
 from service.compilation.selftest.faults import (
     FEATURES,
@@ -48,8 +48,8 @@ def chooses_and_keeps(loop: FaultyLoop) -> Step:
 
 
 def rehearsed(program: FaultyProgram) -> Observation:
-    reference = run_reference(program, "inference", PLAN.iterations)
-    return rehearse_rung(program, RungCase(REHEARSAL, "inference"), reference, PLAN)
+    baseline = make_baseline(program, "inference", PLAN.iterations)
+    return rehearse_rung(program, RungCase(REHEARSAL, "inference"), baseline, PLAN)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ def test_without_a_proof_nothing_passes_and_it_is_said_what_would_be_one() -> No
 
 def test_gradients_that_only_rounding_moves_are_others_in_each_step_and_need_no_audit() -> None:
     program = sound.SoundProgram(sound.normalised)
-    reference = run_reference(program, "train", PLAN.iterations)
-    seen = rehearse_rung(program, RungCase(REHEARSAL, "train"), reference, PLAN)
+    baseline = make_baseline(program, "train", PLAN.iterations)
+    seen = rehearse_rung(program, RungCase(REHEARSAL, "train"), baseline, PLAN)
     assert (seen.audit.unseen, judge(seen)) == ((), ())

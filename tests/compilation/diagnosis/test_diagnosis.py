@@ -19,10 +19,10 @@ from torch import Tensor, fx, nn
 from waiting import eventually
 
 from service.compilation.diagnosis import Diagnosis, Reproduction, diagnose
-from service.compilation.diagnosis.graphs import Captured, UnsuitableError, check_alone, minimised
+from service.compilation.diagnosis.graphs import Captured, UnsuitableError, check_alone, minimise
 from service.compilation.diagnosis.script import ScriptOutcome, bisect, run, write
 from service.compilation.report.summary import causes
-from service.compilation.run.run_rung import plan_run
+from service.compilation.run.run_plan import plan_run
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
 
@@ -81,7 +81,7 @@ def test_only_the_operator_that_fails_is_left() -> None:
     def fails(part: Captured) -> bool:
         return any(node.target is torch.relu for node in part.graph.graph.nodes)
 
-    smallest = minimised(captured, fails, deadline=float("inf"))
+    smallest = minimise(captured, fails, deadline=float("inf"))
     assert [node.target for node in smallest.graph.graph.nodes if node.op == "call_function"] == [torch.relu]
     (given,) = smallest.inputs
     assert torch.equal(given.detach(), torch.sin(torch.ones(3)) + 1)
@@ -95,9 +95,9 @@ def test_a_fault_that_needs_several_operators_keeps_them() -> None:
         targets = {node.target for node in part.graph.graph.nodes}
         return {torch.relu, torch.sigmoid} <= targets
 
-    smallest = minimised(captured, fails, deadline=float("inf"))
+    smallest = minimise(captured, fails, deadline=float("inf"))
     assert smallest.operators == 3
-    assert minimised(captured, fails, deadline=0.0) is captured
+    assert minimise(captured, fails, deadline=0.0) is captured
 
 
 def test_what_needs_its_program_is_no_script(tmp_path: Path) -> None:

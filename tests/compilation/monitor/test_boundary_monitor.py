@@ -15,10 +15,10 @@ from lanes import examples
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from service.compilation.instruments.replays import Replays
 from service.compilation.monitor.boundary_monitor import monitored
 from service.compilation.monitor.results import ResultLifetimes
 from service.compilation.monitor.usage import Usage
-from service.compilation.torch_internals.replays import Replays
 from service.models.compiled import apply_compile
 from service.parallel.boundary import CallSite, Origin
 

@@ -27,7 +27,7 @@ from service.compilation.selftest import Proof
 from service.jobs.submission.check import check
 from service.jobs.plugins import CheckContext
 from service.jobs.kinds.listing import all_kinds
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec
 

@@ -21,17 +21,17 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     """A job whose second rung has a compiler that crashes on rank ``bad``; what it returned, and after how long."""
     import torch.distributed as dist
 
-    from service.compilation import job, ladder, rungs
-    from service.compilation.ranks import collective_attempt
+    from service.compilation import job, phase_observer, rungs
+    from service.compilation.ranks import group
     from service.compilation.selftest import backends
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
 
     job.plan_run = quick_plan
-    limits = collective_attempt.WaitLimits(failed_s=3.0)
-    ladder.collective_attempt = partial(collective_attempt.collective_attempt, limits=limits)
+    limits = group.WaitLimits(failed_s=3.0)
+    phase_observer.collective_attempt = partial(group.collective_attempt, limits=limits)
     job.self_test = tuple  # type: ignore[assignment]  # has tests of its own, and takes its time
     distributed.start("cpu")
     rank = dist.get_rank()
@@ -86,21 +86,17 @@ def meet_late(waits: float, folder: str) -> Any:
     """Rank 1 comes when the other has given it up, or fails where nobody misses it: what each rank makes of it."""
     import torch.distributed as dist
 
-    from service.compilation.ranks import collective_attempt
-    from service.compilation.ranks.group import gather
+    from service.compilation.ranks import group
     from service.parallel import distributed
 
     distributed.start("cpu")
     rank = dist.get_rank()
-    seen = collective_attempt.collective_attempt(lambda: "planted" if rank else "", str)
-    both = gather(seen)
-    limits, given_up = collective_attempt.WaitLimits(done_s=waits), Path(folder, "given up")
+    _, both = group.collective_attempt(lambda: "planted" if rank else "", str)
+    limits, given_up = group.WaitLimits(done_s=waits), Path(folder, "given up")
     try:
-        collective_attempt.collective_attempt(
-            lambda: eventually(given_up.exists) if rank else None, lambda _: "", limits
-        )
+        group.collective_attempt(lambda: eventually(given_up.exists) if rank else None, lambda _: "", limits)
         lost = ""
-    except collective_attempt.GroupLostError as error:
+    except group.GroupLostError as error:
         lost = str(error)
         given_up.touch()
     alone = not dist.is_initialized()

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.compilation.ladder import Result
-from service.compilation.report.publishing import break_even_steps, gate, highest_safe, unproved
+from service.compilation.judgement import Result
+from service.compilation.report.publishing import break_even_steps, gate, highest_safe, why_unproved
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import summary
 from service.compilation.run.observation import Cost, Observation, RungCase, Timed
-from service.compilation.run.run_rung import RunPlan
+from service.compilation.run.run_plan import RunPlan
 from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
 from service.compilation.rungs import LADDER, climb_to
 from service.compilation.selftest import Proof
@@ -141,7 +141,7 @@ def test_the_summary_of_what_compiles_nothing_says_so() -> None:
 )
 def test_detectors_that_are_not_proved_close_the_gate(proofs: tuple[Proof, ...], why: str) -> None:
     results = [row(0, "pass", cost(1, 1, False)), row(1, "pass", cost(0.5, 0.25, True))]
-    assert unproved(proofs) == why
+    assert why_unproved(proofs) == why
     opened = gate(results, ["train"], FINGERPRINT, None, closed=why)
     assert opened["train"] == (None if why else "aot_eager")
     assert opened["closed"] == why

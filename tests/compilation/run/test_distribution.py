@@ -16,10 +16,10 @@ from programs import drawing, sound
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 
+from service.compilation.run.built_program import BuiltProgram, build, record_step
 from service.compilation.run.distribution import PLAN, _standing_out, slopes
-from service.compilation.run.program_run import ProgramRun, build, record_step
+from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key
-from service.compilation.run.state import Snapshot
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.compile import Tolerance
@@ -96,16 +96,15 @@ def test_what_generated_code_draws_by_itself_is_compared_too(ascend: Ascend) -> 
 @pytest.mark.parametrize("raises", [False, True])
 def test_where_a_program_begins_the_loss_changes_along_its_gradients_by_what_they_say(raises: bool) -> None:
     """Nothing is said where it would have to be compiled anew for that."""
-    program_run = build(sound.SoundProgram(sound.checkpointed), "train")
+    built = build(sound.SoundProgram(sound.checkpointed), "train")
 
-    def record(again: ProgramRun, start: Snapshot, seed: int) -> dict[Key, Tensor]:
+    def record(again: BuiltProgram, start: Snapshot, seed: int) -> dict[Key, Tensor]:
         if raises:
             raise RuntimeError("planted: needs to be compiled")
         start.restore(again)
-        torch.manual_seed(seed)
-        return record_step(again).tensors
+        return record_step(again, seed).tensors
 
-    found = slopes(program_run, Snapshot.of(program_run), range(3), record)
+    found = slopes(built, Snapshot.of(built), range(3), record)
     assert found is None if raises else torch.allclose(found, torch.ones(3, 1).double(), atol=0.05)
 
 

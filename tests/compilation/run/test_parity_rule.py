@@ -10,21 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.compilation.run.parity import (
-    Comparison,
-    Noise,
-    Oracle,
-    ParitySettings,
-    comparable,
-    compare,
-    compare_running_on,
-    equal,
-    noise_of,
-    rounding_of,
-    scale_of,
-    terms_scale,
-)
-from service.compilation.run.sampling import KEPT, WHOLE, kept, signed_sums, spread
+from service.compilation.run.oracles import Noise, Oracle, comparable, noise_of, rounding_of, scale_of, terms_scale
+from service.compilation.run.parity import Comparison, compare, compare_running_on, equal
+from service.compilation.run.parity_settings import ParitySettings
+from service.compilation.run.sampling import KEPT, WHOLE, copies_to_compare, signed_sums, spread
 from service.jobs.spec.compile import Tolerance
 
 TOLERANCE = Tolerance()
@@ -204,7 +193,7 @@ def test_what_a_sample_of_a_large_tensor_misses_its_sums_show(seed: int, size: i
     wrong = eager.clone()
     wrong[1:size:2] *= 1 + error
     wrong[:: (size // KEPT + 1) | 1] = eager[:: (size // KEPT + 1) | 1]  # right where the sample looks
-    looked_at = [kept([("gradient", "w", each)]) for each in (wrong, eager, truth)]
+    looked_at = [copies_to_compare([("gradient", "w", each)]) for each in (wrong, eager, truth)]
     assert [kind for kind, _ in looked_at[0]] == ["gradient", "gradient (whole)"]
     sampled, whole = ([each["gradient" + kind, "w"] for each in looked_at] for kind in ("", WHOLE))
     assert verdict(*sampled).passed
@@ -259,7 +248,7 @@ def test_whole_numbers_are_right_or_wrong_however_large() -> None:
 @pytest.mark.parametrize("shape", [(3, 5), (KEPT // 64 + 1, 64)])
 def test_a_sample_is_spread_where_it_was_taken(shape: tuple[int, int]) -> None:
     value = torch.randn(shape)
-    sampled = kept([("gradient", "x", value)])["gradient", "x"]
+    sampled = copies_to_compare([("gradient", "x", value)])["gradient", "x"]
     whole = spread(sampled, value)
     assert torch.equal(whole[whole != 0], value[whole != 0])
     assert whole.count_nonzero() == sampled.numel() > 0
@@ -268,7 +257,7 @@ def test_a_sample_is_spread_where_it_was_taken(shape: tuple[int, int]) -> None:
 @given(size=st.sampled_from([5, KEPT + 1]))
 def test_both_parts_of_complex_numbers_are_compared(size: int) -> None:
     eager = torch.randn(size, dtype=torch.complex64, generator=torch.Generator().manual_seed(size))
-    looked_at = [kept([("output", "z", each)]) for each in (eager, eager.clone(), eager.conj())]
+    looked_at = [copies_to_compare([("output", "z", each)]) for each in (eager, eager.clone(), eager.conj())]
     for key, value in looked_at[0].items():
         assert verdict(looked_at[1][key], value, None).passed
         assert not verdict(looked_at[2][key], value, None).passed

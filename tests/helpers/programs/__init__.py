@@ -15,7 +15,6 @@ accumulation with ``set_to_none`` and no mark       ``loops.accumulating_unmarke
 a mark before the optimizer has used the gradients  ``loops.stepping_late``                     ``fail_lifetime``
 compiled autograd under FSDP2 that trains nothing   ``sharded.blocks``, its autograd compiled   ``frozen`` (torch 2.11
                                                                                                 raises: ``fail_error``)
-a ``Sequential`` under FSDP2 that compiles nothing  ``sharded.sequential``                      ``vacuous``
 a block under FSDP2 called past what is compiled    ``sharded.scoring``                         ``vacuous``
 a module called past what is compiled               ``callings.by_method``                      ``vacuous``
 a forward that is not compiled                      ``empty.DISABLED``                          ``vacuous``
@@ -35,7 +34,8 @@ those of them that only compiled updates move       ``frozen.DECAYING``         
 a gradient that is lost for one shape only          ``frozen.CUT_OFF_FOR_ONE``                  ``frozen``
 gradients that are not numbers                      ``empty.NO_SLOPE``                          ``vacuous``
 none                                                ``clean``, ``registry.CLEAN``,              ``pass``
-                                                    ``keeping.COPIES``, ``storing.INNOCENT``
+                                                    ``keeping.COPIES``, ``storing.INNOCENT``,
+                                                    ``sharded.sequential``
 ==================================================  ==========================================  ======================
 
 Those of ``loops`` need CUDA graphs; without a CUDA device they are found when the harness rehearses them.

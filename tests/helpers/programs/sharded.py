@@ -1,4 +1,4 @@
-"""FSDP2 on two ranks: programs that train and are compiled, compile nothing or only a part, or train nothing."""
+"""FSDP2 on two ranks: programs that train and are compiled, compile only a part, or train nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def scoring() -> nn.Module:
 
 
 def sequential() -> nn.Module:
-    """A container of PyTorch's own: under FSDP2 its hooks are all that Dynamo meets, and it skips both."""
+    """A container of PyTorch's own, whose frames Dynamo skips."""
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
 
 

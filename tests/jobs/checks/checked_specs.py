@@ -12,7 +12,7 @@ from service.jobs.checks.dependencies import related
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plugins import CheckContext
 from service.jobs.records import Job
-from service.jobs.states import JobState
+from service.jobs.spec.common import JobState
 from service.jobs.submission.check import check
 
 MLP = {"family": "mlp", "in_features": 64, "hidden": [8, 12], "out_features": 10}

@@ -9,7 +9,7 @@ import pytest
 import redis as redis_py
 import yaml
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.monitoring.alerts import ALERTS, REMEMBERED_S, WATCHED, Alert, evaluate
 from service.jobs.monitoring.catalogue import METRICS
 from service.jobs.monitoring.conditions import Increase, Latest, Moment, ServiceUnreachable
@@ -174,6 +174,6 @@ def test_the_rules_of_prometheus_are_those_of_the_list() -> None:
 
 
 def test_the_document_lists_the_alerts() -> None:
-    document = (RULES.parents[2] / "docs" / "monitoring.md").read_text()
+    document = (RULES.parents[2] / "docs" / "run" / "monitoring.md").read_text()
     rows = [f"| `{each.name}` | {each.severity} | {each.for_s} s | {each.meaning} |" for each in ALERTS]
     assert "\n".join(rows) in document

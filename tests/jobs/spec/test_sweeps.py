@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.spec.sweep import MOST_SWEPT, SweepSpec
-from service.jobs.sweeps import NoPlace, expand, points
+from service.jobs.spec.common import SweepSpec
+from service.jobs.spec.common.sweep import MOST_SWEPT
+from service.jobs.submission.sweeps import NoPlace, expand, points
 
 BASE: dict[str, Any] = {
     "kind": "train",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service.jobs.embedded import EmbeddedBroker
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.store import BrokerTimeouts
 
 PATIENT = BrokerTimeouts(outage_s=300.0)

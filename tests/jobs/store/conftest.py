@@ -10,7 +10,7 @@ import redis as redis_py
 from store_builders import LIMITS, Submit, train
 from store_invariants import Snapshot
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef, Job
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, PLACEMENT_IDLE

@@ -13,7 +13,7 @@ import redis as redis_py
 from store_model import OPEN, Model
 
 from service.jobs.records import AttemptRef
-from service.jobs.states import MOVES
+from service.jobs.spec.common import MOVES
 from service.jobs.store import parse_ref
 from service.jobs.store.keyspace import (
     HOST,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from service.jobs.states import TERMINAL, JobState
+from service.jobs.spec.common import TERMINAL, JobState
 
 OPEN = frozenset({"starting", "running"})
 DECLARED = {"a": (0, 4), "b": (0, 2), "c": (4, 1)}

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 from store_builders import LIMITS, train
 from store_model import DECLARED, OPEN, Model, ModelJob
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef, JobError, PartOutcome, Rejected, Superseded
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES

@@ -9,8 +9,8 @@ import pytest
 import redis as redis_py
 from store_invariants import Snapshot
 
+from service.jobs.accounts import Person
 from service.jobs.records import Conflict, NotFound, Rejected
-from service.jobs.sign_in import Person
 from service.jobs.store import Credential, Store
 
 

@@ -12,7 +12,7 @@ import redis as redis_py
 from network_broker import PASSWORDS, NetworkBroker, network_broker
 from store_builders import DONE, LIMITS, LOG, train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Artifact
 from service.jobs.store import BrokerRefused, HostReport, Store, acl, stubs
 from service.jobs.store.keyspace import (

@@ -10,7 +10,7 @@ import pytest
 import redis as redis_py
 from store_builders import DONE, FAILED, LOG, Start, Submit, parts
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, JobError, PartOutcome, Progress, Superseded, TorchUsed
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import HostReport, Store, StoreLimits

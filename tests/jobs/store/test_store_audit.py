@@ -13,7 +13,7 @@ import orjson
 import pytest
 import redis as redis_py
 
-from service.jobs.audit import AuditEntry, AuditRecord, verify_chain
+from service.jobs.records.audit import AuditEntry, AuditRecord, verify_chain
 from service.jobs.store import AuditFilter, AuditLog, Store
 from service.jobs.store.audit import REFUSALS_RECORDED
 from service.jobs.store.audit_files import AuditFiles
@@ -179,7 +179,7 @@ def test_filters_are_those_of_each_entry(logs: Logs, monkeypatch: pytest.MonkeyP
         def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
             return moment
 
-    monkeypatch.setattr("service.jobs.audit.datetime", Clock)
+    monkeypatch.setattr("service.jobs.records.audit.datetime", Clock)
     for index in range(30):
         moment = next(moments)
         log.append([AuditRecord(action="job.cancel", actor=("ann", "bob")[index % 2], job=f"job_{index % 3}")])

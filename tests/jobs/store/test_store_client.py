@@ -10,8 +10,8 @@ import pytest
 import redis as redis_py
 from store_builders import train
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.store import scripts as store_scripts

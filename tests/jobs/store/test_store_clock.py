@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lanes import examples
 from store_builders import train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store, StoreLimits
 from service.jobs.store.client import BrokerClient, translated

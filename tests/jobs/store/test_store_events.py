@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, PartOutcome, Rejected
 from service.jobs.store import Store, StoreLimits
 from service.jobs.store.keyspace import EVENT_BYTES, JOB_EVENTS
@@ -163,12 +163,12 @@ def test_the_live_tail_sees_what_the_scripts_write(
     async def read() -> Any:
         tail = StreamTail.connect(broker)
         try:
-            return await tail.read({ref.job_id: "0-0"}, count=10)
+            return await tail.read({ref.job_id: "0-0"}, count=10, most_bytes=1 << 20)
         finally:
             await tail.close()
 
     store.attempts.emit(ref, logs(1))
-    found = asyncio.run(read())[ref.job_id]
+    found = asyncio.run(read())[ref.job_id].events
     assert [event.type for event in found] == ["state", "state", "state", "log"]
     assert found[-1].id == redis.xrevrange(JOB_EVENTS(ref.job_id), count=1)[0][0].decode()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lanes import examples
 from store_builders import DONE, LIMITS, submit_for
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.queue.fair_share import Use
 from service.jobs.records import AttemptRef, Rejected
 from service.jobs.store import HostReport, Store, stubs

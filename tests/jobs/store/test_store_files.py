@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_builders import LIMITS
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Conflict, Job, NotFound
 from service.jobs.store import Store, StoreLimits, TooLarge
 from service.jobs.store.artifacts import checked_name

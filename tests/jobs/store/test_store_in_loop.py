@@ -11,8 +11,8 @@ import redis as redis_py
 from broker_outages import PATIENT, back_soon
 from store_builders import Submit, train
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import Job, NotFound
 from service.jobs.store import Store, StoreUnavailable, in_loop
 from service.jobs.tracing import current_traceparent, set_current_traceparent

@@ -11,7 +11,7 @@ import pytest
 import redis as redis_py
 from store_builders import FAILED, train, verify
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef, Conflict, Job, NotFound, PartOutcome, Rejected
 from service.jobs.store import Store
 from service.jobs.store.keyspace import CLOCK, ENDED, IDEMPOTENCY, JOB

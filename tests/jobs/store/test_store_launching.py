@@ -10,7 +10,7 @@ import redis as redis_py
 from store_builders import DONE, LIMITS, train
 from store_invariants import Snapshot
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AllocatedDevices, Allocation, AttemptRef, Job, PartOutcome, Rejected, Superseded
 from service.jobs.store import HostReport, KnownJob, Store
 from service.jobs.store.keyspace import LEASES, OUTBOX, PENDING, PENDING_GROUPS

@@ -28,9 +28,9 @@ from store_invariants import Snapshot, check_devices, check_jobs, check_parts, c
 from store_model import DECLARED, hosts, specs, statuses
 from store_world import StoreWorld
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Conflict, NotFound, Superseded
-from service.jobs.states import TERMINAL
+from service.jobs.spec.common import TERMINAL
 from service.jobs.store import parse_ref, stubs
 from service.jobs.store.keyspace import CLOCK, LEASES, MADE_ROOM, OUTBOX
 

@@ -10,8 +10,8 @@ import pytest
 from broker_outages import PATIENT, back_soon
 from store_builders import train
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
 from service.jobs.store.outage import BrokerOutage
 from service.jobs.store.tail import StreamTail

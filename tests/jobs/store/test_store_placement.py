@@ -18,7 +18,7 @@ from lanes import examples, slow_but_for
 from placement_reference import Room, Waiting
 from store_builders import LIMITS, Submit, train
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Job
 from service.jobs.store import HostReport, Store, stubs
 from service.jobs.store.keyspace import HOST, JOB, PLACEMENT_IDLE

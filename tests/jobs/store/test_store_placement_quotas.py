@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from lanes import examples
 from store_builders import DONE, LIMITS, submit_for
 
-from service.jobs.layout import DataLayout
+from service.jobs.accounts import Quotas
+from service.jobs.files import DataLayout
 from service.jobs.queue.fair_share import Use
-from service.jobs.records import AttemptRef
+from service.jobs.records import AttemptRef, Conflict
 from service.jobs.store import HostReport, Store, stubs
 from service.jobs.store.keyspace import CLOCK, DEVICE_HOURS, PLACEMENT_IDLE, PLACEMENT_QUOTAS
 
@@ -139,6 +140,21 @@ def test_a_project_that_goes_leaves_no_quota(limited: Store, redis: redis_py.Red
     redis.hset(DEVICE_HOURS("speech"), "1", 1)
     limited.projects.delete("speech")
     assert not redis.exists(PLACEMENT_QUOTAS(), DEVICE_HOURS("speech"))
+
+
+def test_a_new_project_has_the_operators_quotas(broker: str, redis: redis_py.Redis, data: DataLayout) -> None:
+    """It keeps them when they change, and may have others."""
+    first = Store.connect(broker, data, replace(LIMITS, default_quotas="devices=2,queued_jobs=5"))
+    assert (
+        first.projects.create("vision").quotas
+        == first.projects.get("vision").quotas
+        == Quotas(devices=2, queued_jobs=5)
+    )
+    assert redis.hget(PLACEMENT_QUOTAS(), "vision") == b'{"devices":2}'
+    with pytest.raises(Conflict):
+        Store.connect(broker, data, LIMITS).projects.create("vision")
+    assert first.projects.limit("vision", {"devices": None}).quotas == Quotas(queued_jobs=5)
+    assert not redis.exists(PLACEMENT_QUOTAS())
 
 
 def test_nobody_makes_room_for_a_job_over_its_quota(limited: Store, redis: redis_py.Redis) -> None:

@@ -10,9 +10,9 @@ import pytest
 import redis as redis_py
 from store_builders import train
 
-from service.jobs.projects import Scope
+from service.jobs.accounts import Scope
 from service.jobs.records import Job, Rejected
-from service.jobs.states import STATES
+from service.jobs.spec.common import STATES
 from service.jobs.store import JobFilter, Store
 from service.jobs.store.keyspace import API_KEYS, JOB, JOBS, JOBS_BY
 

@@ -25,6 +25,13 @@ def gradients(module: nn.Module) -> list[Tensor]:
     return [gradient for gradient in found if gradient is not None]
 
 
+def gradients_at_once(module: nn.Module, x: Tensor) -> list[Tensor]:
+    module(x).sum().backward()
+    found = gradients(module)
+    module.zero_grad()
+    return found
+
+
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("differentiable", [False, True])
 def test_halves_make_the_whole(recomputed: bool, differentiable: bool) -> None:
@@ -52,9 +59,7 @@ def test_halves_make_the_whole(recomputed: bool, differentiable: bool) -> None:
 
 def test_a_backward_outside_computes_everything_at_once() -> None:
     module, x = model(), torch.randn(5, 4, dtype=torch.float64)
-    module(x).sum().backward()
-    expected = gradients(module)
-    module.zero_grad()
+    expected = gradients_at_once(module, x)
     queue = WeightGradients()
     with splitting_backward(queue):
         loss = module(x).sum()
@@ -74,9 +79,7 @@ def test_layers_run_the_plain_operator_where_nothing_is_deferred() -> None:
 
 def test_compiled_layers_compute_both_at_once() -> None:
     module, x = model(), torch.randn(5, 4, dtype=torch.float64)
-    module(x).sum().backward()
-    expected = gradients(module)
-    module.zero_grad()
+    expected = gradients_at_once(module, x)
     module.compile(backend="aot_eager", fullgraph=True)
     queue = WeightGradients()
     with splitting_backward(queue):

@@ -20,7 +20,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import CROWN
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.shard import shard
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import MlpConfig
 from service.models import build
 from service.parallel import distributed

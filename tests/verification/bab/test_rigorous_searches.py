@@ -30,7 +30,7 @@ from service.bounds.optimise import Ascent
 from service.bounds.rigorous import RigorousAnalysis, rigorous_crown
 from service.bounds.split import Preactivations
 from service.formats.vnnlib import Disjunct, Halfspace, Query
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.verification import job
 from service.verification.bab.activations.certificates import Certificates
 from service.verification.bab.activations.domain_bounds import DomainBounds

@@ -35,7 +35,7 @@ from service.bounds.methods import METHODS, Analysis, BoundOptions, Method
 from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
 from service.bounds.split import Multipliers, Preactivations
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.verification import job
 from service.verification.bab.activations import search as activations
 from service.verification.bab.activations.branching import ActivationBranching

@@ -155,7 +155,7 @@ def search(names: list[str]) -> list[dict[str, Any]]:
     from dataclasses import replace
     from unittest.mock import patch
 
-    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
     from service.verification.bab.activations import search as activations
@@ -225,7 +225,7 @@ def query_job(folder: str, query: str) -> dict[str, Any]:
     from onnx_jobs import specification
     from verify_jobs import context
 
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.parallel import distributed
     from service.verification import job
 

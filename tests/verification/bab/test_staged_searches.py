@@ -15,7 +15,7 @@ from service.bounds.methods import CROWN
 from service.bounds.network import prepare
 from service.bounds.stages import InStages, StageLink, prepare_stages
 from service.formats.vnnlib import Disjunct, Halfspace, Query
-from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import MlpConfig
 from service.models import build
 from service.parallel import distributed

@@ -98,7 +98,7 @@ def verify(folder: str) -> list[list[dict[str, Any]]]:
 def _rows(folder: Path, rank: int, world: int) -> list[dict[str, Any]]:
     from verify_jobs import context
 
-    from service.jobs.layout import DataLayout
+    from service.jobs.files import DataLayout
     from service.jobs.spec.verify import VerifySpec
     from service.verification import job
 

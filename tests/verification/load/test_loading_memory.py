@@ -11,7 +11,7 @@ import pytest
 from onnx_models import dense
 from verify_jobs import context
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 
 pytestmark = pytest.mark.distributed

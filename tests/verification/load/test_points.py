@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from service.bounds.capture import capture
 from service.bounds.onnx import load
 from service.jobs.spec.verify import Box
-from service.verification.load.onnx import MOST_CONSTANTS, is_small, points
+from service.verification.load.model_file import MOST_CONSTANTS, is_small, points
 from service.verification.properties.box import OneBox
 
 NEEDLE = model([node("Sub", ["x", "c"], "d"), node("Relu", ["d"])], [2], {"c": torch.tensor([9.0, 19.0]).numpy()})

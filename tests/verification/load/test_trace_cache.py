@@ -16,7 +16,7 @@ from verify_jobs import context
 
 from service.bounds.capture import capture
 from service.bounds.graph import Graph, Node
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.verification import job
 from service.verification.load import task_loader, trace_cache
 from service.verification.load.trace_cache import FOLDER, TraceCache

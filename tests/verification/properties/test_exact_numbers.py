@@ -23,7 +23,7 @@ from verify_jobs import context
 from service.bounds.methods import CROWN
 from service.formats.vnnlib import Query, parse, rounded_down, rounded_up
 from service.formats.vnnlib.terms import MOST_DIGITS
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.bab.driver import decide

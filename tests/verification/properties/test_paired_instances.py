@@ -19,7 +19,7 @@ from verify_jobs import Recorder, context
 
 from service.bounds.graph import UnsupportedModelError
 from service.formats.vnnlib import VnnlibError, bundle
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.failures import RowsFailedError

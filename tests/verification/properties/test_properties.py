@@ -18,7 +18,7 @@ from verify_jobs import robustness
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.rank_group import RankGroup
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.spec.verify import BoxProperty
 from service.models.data import Split
 from service.verification.certify import certify

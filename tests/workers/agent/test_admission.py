@@ -10,10 +10,10 @@ import psutil
 import pytest
 import redis as redis_py
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
+from service.jobs.records.store_limits import StoreLimits
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store
-from service.jobs.store_limits import StoreLimits
 from service.torch_internals.installed import InstalledTorch
 from workers.agent.admission import CannotWork, address_of, check_admitted, usable_devices
 from workers.agent.agent import Outage

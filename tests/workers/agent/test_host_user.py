@@ -13,7 +13,7 @@ from launching import RankServers
 from network_broker import PASSWORDS, network_broker
 from worker_fleet import HOST, Fleet, Worker, train_spec
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store, StoreLimits
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_fleet import train_spec
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.store import KnownJob, PendingLaunch, Store
 from workers.agent.launching import LauncherDesk, Planner
 from workers.launchers import (

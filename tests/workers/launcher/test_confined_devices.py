@@ -12,7 +12,7 @@ import torch
 from confined import AVAILABLE, enforce, needs_files, needs_namespaces
 from worker_fleet import HOST, train_spec
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import ISOLATION_PARTS, AttemptRef, Claim, HostShare
 from workers.launcher import confinement, namespaces
 from workers.launcher.confinement import Confinement, ConfinementError, JobLimits

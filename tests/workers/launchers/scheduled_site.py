@@ -13,7 +13,7 @@ from local_service import give_way
 from waiting import LIMIT_S, eventually
 from worker_fleet import MortalBroker, train_spec
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.records import Job
 from service.jobs.store import Store, StoreUnavailable
 from workers.agent.launching import service_of

@@ -16,12 +16,9 @@ import numpy as np
 import pytest
 from waiting import eventually
 
-from service.jobs.bounds_row import BoundsRow
-from service.jobs.disk import full_disk
-from service.jobs.event_files import EventReader, EventWriter, rank_file, recorded
-from service.jobs.layout import JobPaths
-from service.jobs.rank_words import LONGEST_EVENT
-from service.jobs.reporting import RankReporter
+from service.jobs.events import LONGEST_EVENT, BoundsRow, EventReader, EventWriter, rank_file, recorded
+from service.jobs.files import JobPaths, full_disk
+from service.jobs.runtime import RankReporter
 
 ROW = BoundsRow(
     instance=7, verdict="verified", lower=[], upper=[], margin=1.0, method="crown", seconds=0.5, domains=1,
@@ -175,8 +172,8 @@ def test_a_rank_that_is_killed_leaves_every_result_that_it_reported(tmp_path: Pa
     program = f"""
 import os, signal, socket
 from pathlib import Path
-from service.jobs.layout import JobPaths
-from service.jobs.reporting import RankReporter
+from service.jobs.files import JobPaths
+from service.jobs.runtime import RankReporter
 report = RankReporter(socket.socketpair()[0], 0, JobPaths(Path({str(tmp_path)!r})), 1)
 for step in range(1, 501):
     report.span("step", 0.0, 1.0)

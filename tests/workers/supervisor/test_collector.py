@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from service.jobs.curves import read_curves
-from service.jobs.event_files import rank_file
-from service.jobs.events import Event, MalformedEvent
+from service.jobs.events import Event, MalformedEvent, rank_file
+from service.jobs.events.curves import read_curves
 from workers.event_protocol import log_event
 from workers.supervisor.collector import Collector
 from workers.supervisor.settings import SupervisorSettings
@@ -41,24 +40,30 @@ async def recover(_: Event | None) -> None:
     await asyncio.sleep(0)
 
 
+def collect(folder: Path, taken: list[Any] | None = None, recover: Any = recover) -> tuple[list[Any], list[Any]]:
+    """Read what the ranks have left to its end; return the events that were taken, and what was said of the others."""
+    taken, both = [] if taken is None else taken, Room()
+    uploader: Any = both
+
+    async def disk(act: Callable[[], None]) -> None:
+        await asyncio.to_thread(act)
+
+    settings = SupervisorSettings()
+    asyncio.run(
+        Collector(folder, uploader, uploader, take=taken.append, recover=recover, disk=disk, settings=settings).finish()
+    )
+    return taken, both.said
+
+
 def test_malformed_events_are_logged_and_harm_nobody(tmp_path: Path) -> None:
     with rank_file(tmp_path, 0).open("wb") as file:
         file.write(b'not json\n["a list"]\n{"type": "state", "state": "succeeded"}\n{"type": "metric", "step": "x"}\n')
         file.write(b'{"type": "log", "stream": "stdout", "line": "' + b"x" * (1 << 20) + b'"}\n')
         file.write(b'{"type": "metric", "step": 7, "values": {"loss": null}}\n')
-    taken: list[Any] = []
-
-    async def disk(act: Callable[[], None]) -> None:
-        await asyncio.to_thread(act)
-
-    both: Any = Room()
-    collector = Collector(
-        tmp_path, both, both, take=taken.append, recover=recover, disk=disk, settings=SupervisorSettings()
-    )
-    asyncio.run(collector.finish())
+    taken, said = collect(tmp_path)
     reasons = ("not JSON", "not a JSON object", "the type is none of", "needs 'step' (int)", "is longer than")
-    assert len(both.said) == len(reasons)
-    for reason, event in zip(reasons, both.said, strict=True):
+    assert len(said) == len(reasons)
+    for reason, event in zip(reasons, said, strict=True):
         assert event["line"].startswith("malformed event")
         assert reason in event["line"]
     assert [(event["step"], event["values"]) for event in taken] == [(7, {"loss": None})]
@@ -71,18 +76,9 @@ def test_what_no_writer_of_events_wrote_ends_the_reading_of_a_file_and_says_so(t
         file.write(metric % 7 + odd)
         file.truncate(1 << 40)  # costs the rank nothing
         file.write(metric % 8)
-    taken: list[Any] = []
-
-    async def disk(act: Callable[[], None]) -> None:
-        await asyncio.to_thread(act)
-
-    both: Any = Room()
-    collector = Collector(
-        tmp_path, both, both, take=taken.append, recover=recover, disk=disk, settings=SupervisorSettings()
-    )
-    asyncio.run(collector.finish())
+    taken, said = collect(tmp_path)
     assert [event["step"] for event in taken] == [7]
-    assert ["the rest of what this rank recorded is not read" in event["line"] for event in both.said] == [True]
+    assert ["the rest of what this rank recorded is not read" in event["line"] for event in said] == [True]
 
 
 def test_a_turn_that_was_waiting_when_the_collector_finished_reads_nothing(tmp_path: Path) -> None:
@@ -122,13 +118,7 @@ def test_what_an_earlier_attempt_left_is_recovered_once_before_the_first_metric(
         metric: Any = event
         order.append(("recovered before", metric["step"]))
 
-    async def disk(act: Callable[[], None]) -> None:
-        await asyncio.to_thread(act)
-
-    both: Any = Room()
-    settings = SupervisorSettings()
-    collector = Collector(tmp_path, both, both, take=order.append, recover=recover_before, disk=disk, settings=settings)
-    asyncio.run(collector.finish())
+    collect(tmp_path, order, recover_before)
     assert [each if isinstance(each, tuple) else each["type"] for each in order] == [
         "progress", ("recovered before", 7), "metric", "metric",
     ]  # fmt: skip
@@ -139,15 +129,7 @@ def test_thinned_curves_are_left_beside_the_record_at_the_end(tmp_path: Path) ->
         json.dumps({"type": "metric", "time": 1.0, "step": step, "values": {"loss": 2.0 - step}}) for step in (1, 2)
     ]
     rank_file(tmp_path, 0).write_text("\n".join([*lines, "no event", ""]))
-
-    async def disk(act: Callable[[], None]) -> None:
-        await asyncio.to_thread(act)
-
-    both: Any = Room()
-    collector = Collector(
-        tmp_path, both, both, take=lambda _: None, recover=recover, disk=disk, settings=SupervisorSettings()
-    )
-    asyncio.run(collector.finish())
+    collect(tmp_path)
     found = read_curves([tmp_path], None, 100)
     assert found is not None
     assert (found[0], found[1]["loss"].step, found[1]["loss"].value) == (["loss"], [1, 2], [1.0, 0.0])

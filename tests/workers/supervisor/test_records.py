@@ -15,13 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.event_files import log_file, newest_logged, recorded
-from service.jobs.layout import JobPaths
-from service.jobs.processes import Process
-from service.jobs.rank_words import OddWord
+from service.jobs.events import OddWord, log_file, newest_logged, recorded
+from service.jobs.files import JobPaths, UnsafePathError
+from service.jobs.host import Process, SupervisorRegistry
 from service.jobs.records import AttemptRef
-from service.jobs.safe_files import UnsafePathError
-from service.jobs.supervisor_registry import SupervisorRegistry
 from workers.supervisor import attempt_folder
 from workers.supervisor.attempt_folder import open_attempt, read_result
 from workers.supervisor.logs import GrowingFile, RankLog

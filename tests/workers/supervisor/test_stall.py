@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from workers.supervisor.ending import StallWatch
-from workers.supervisor.relay import Admission, Rank, Relay
+from workers.supervisor.rank_socket import Admission, Rank, RankSocket
 from workers.supervisor.settings import SupervisorSettings
+from workers.supervisor.stall_watch import StallWatch
 
 SETTINGS = SupervisorSettings(first_rank_within_s=10.0, stall_interval_s=0.0, stacks_within_s=0.0)
 
@@ -52,7 +52,7 @@ def test_an_hour_of_silence_is_a_stall_where_there_is_a_limit(
 
     async def stalled() -> bool:
         async with asyncio.timeout(60):
-            return await watch.stalled()
+            return await watch.wait_for_stall()
 
     assert asyncio.run(stalled()) == expected
     assert relay.asked == len(watch.hanging) == int(expected)
@@ -87,7 +87,7 @@ def test_processes_that_a_hanging_rank_has_forked_say_where_they_are(tmp_path: P
         fork, other = map(int, process.stdout.readline().split())
 
         async def stalled() -> StallWatch:
-            relay = Relay(
+            relay = RankSocket(
                 tmp_path / "socket", tmp_path, published.append, published.append, lambda: None,
                 Admission("s3cret", range(1), os.getpid()), settings,
             )  # fmt: skip
@@ -102,7 +102,7 @@ def test_processes_that_a_hanging_rank_has_forked_say_where_they_are(tmp_path: P
                 publish_stacks=lambda _, text: published.append(text),
                 settings=settings,
             )
-            assert await watch.stalled()
+            assert await watch.wait_for_stall()
             return watch
 
         try:

@@ -6,7 +6,7 @@ import pytest
 from waiting import LIMIT_S, eventually
 from worker_fleet import SHORT_LEASES, Fleet, all_gone, family
 
-from service.jobs.supervisor_registry import SupervisorRegistry
+from service.jobs.host import SupervisorRegistry
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

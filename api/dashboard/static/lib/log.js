@@ -65,7 +65,7 @@ export class LogStore {
  */
 export const hasText = (line, text) => line.text.toLowerCase().includes(text.toLowerCase());
 
-/** What lines of a level speak of, as the service tells it (service/jobs/levels.py). @type {ReadonlyMap<string, RegExp>} */
+/** What lines of a level speak of, as the service tells it (service/jobs/events/levels.py). @type {ReadonlyMap<string, RegExp>} */
 const LEVELS = new Map([
   ["error", /\b(\w*error|\w*exception|critical|fatal|traceback)\b/i],
   ["warning", /\b(\w*warn(ing)?s?|\w*error|\w*exception|critical|fatal|traceback)\b/i],

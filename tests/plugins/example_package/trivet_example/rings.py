@@ -7,7 +7,7 @@ from math import pi
 
 import torch
 
-from service.jobs.layout import DataLayout
+from service.jobs.files import DataLayout
 from service.models.data import Dataset, Split
 from trivet_example.declared import RingsData
 

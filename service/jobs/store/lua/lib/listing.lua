@@ -37,18 +37,18 @@ local function matches(filters, text, id)
   return string.find(words, text, 1, true) ~= nil
 end
 
--- The newest CHUNK ids below `from` of those in one of the keys, which have no job in common.
-local function newest_of(keys, from)
+-- The newest `most` ids below `from` of those in one of the keys, which have no job in common.
+local function newest_of(keys, from, most)
   local ids = {}
   for _, key in ipairs(keys) do
-    for _, id in ipairs(redis.call("ZRANGE", key, from, "-", "BYLEX", "REV", "LIMIT", 0, CHUNK)) do
+    for _, id in ipairs(redis.call("ZRANGE", key, from, "-", "BYLEX", "REV", "LIMIT", 0, most)) do
       ids[#ids + 1] = id
     end
   end
   if #keys > 1 then
     table.sort(ids, function(a, b) return a > b end)
   end
-  return { unpack(ids, 1, math.min(#ids, CHUNK)) }
+  return { unpack(ids, 1, math.min(#ids, most)) }
 end
 
 -- The keys of the smallest group, which is walked while the others are asked; the key of all jobs without any.
@@ -74,10 +74,11 @@ end
 -- Returns the last one that was looked at when there may be more, else "".
 local function walk_newest(filters, text, cursor, scan, is_enough, take)
   local keys, looked_at, last = keys_to_walk(filters), 0, cursor
-  while true do
-    local ids = newest_of(keys, last == "" and "+" or "(" .. last)
+  while looked_at < scan do
+    local most = math.min(CHUNK, scan - looked_at)
+    local ids = newest_of(keys, last == "" and "+" or "(" .. last, most)
     for _, id in ipairs(ids) do
-      if looked_at >= scan or is_enough() then
+      if is_enough() then
         return last
       end
       looked_at, last = looked_at + 1, id
@@ -85,10 +86,11 @@ local function walk_newest(filters, text, cursor, scan, is_enough, take)
         take(id)
       end
     end
-    if #ids < CHUNK then
+    if #ids < most then
       return ""
     end
   end
+  return last
 end
 
 -- A page that records are added to until it has `limit` of them, or their bytes are `page_bytes` or more.

@@ -1,0 +1,78 @@
+"""Decides which jobs and projects a caller may see and change: routes get jobs and projects only from here.
+
+For a job that the caller may not see, the answer is as for one that does not exist.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from fastapi import Depends
+
+from api.callers.context import StoreDep
+from api.callers.security import Reader, Submitter
+from api.requests import ProblemError
+from service.jobs.accounts import Project
+from service.jobs.records import ApiKey, Job, ListedJob, NotFound
+from service.jobs.store import Store, in_loop
+
+SomeJob = TypeVar("SomeJob", bound=ListedJob)
+
+
+def _sees(caller: ApiKey, job: ListedJob) -> bool:
+    """Return whether a caller may read a job and what it produced."""
+    return caller.project is None or job.is_visible_to(caller.project)
+
+
+def as_seen(caller: ApiKey, job: SomeJob) -> SomeJob:
+    """Return a job as the caller may see it: only its own project learns with whom else it is shared."""
+    if caller.project in (None, job.project):
+        return job
+    return job.model_copy(update={"shared_with": tuple(name for name in job.shared_with if name == caller.project)})
+
+
+def visible_job(caller: ApiKey, store: Store, job_id: str) -> Job:
+    """Return a job that the caller may read. Raises :class:`NotFound` for any other."""
+    job = store.jobs.get(job_id)
+    if not _sees(caller, job):
+        raise NotFound(f"there is no job {job_id}")
+    return as_seen(caller, job)
+
+
+async def _readable(job_id: str, caller: Reader, store: StoreDep) -> Job:
+    return await in_loop(visible_job, caller, store, job_id)
+
+
+async def _changeable(job_id: str, caller: Submitter, store: StoreDep) -> Job:
+    job = await in_loop(visible_job, caller, store, job_id)
+    if caller.is_operator:
+        return job
+    if caller.project != job.project:
+        raise ProblemError(403, f"job {job.id} is shared with project '{caller.project}' to be read only")
+    if job.owner != caller.name and caller.role != "maintainer":
+        detail = f"job {job.id} belongs to '{job.owner}' of project '{job.project}'"
+        raise ProblemError(403, f"{detail}; only its owner, a maintainer of the project or an admin may change it")
+    return job
+
+
+ReadableJob = Annotated[Job, Depends(_readable)]
+"""The job of the path, for those who may read it; 404 for everybody else."""
+ChangeableJob = Annotated[Job, Depends(_changeable)]
+"""The job of the path, for those who may change it; 404 for those who may not read it, else 403."""
+
+
+async def _readable_project(name: str, caller: Reader, store: StoreDep) -> Project:
+    if caller.project not in (None, name):
+        raise NotFound(f"there is no project {name}")
+    return await in_loop(store.projects.get, name)
+
+
+async def _maintained_project(name: str, caller: Submitter, store: StoreDep) -> Project:
+    project = await _readable_project(name, caller, store)
+    if not caller.is_operator and caller.role != "maintainer":
+        raise ProblemError(403, f"only a maintainer of project '{name}' or an admin may change its members")
+    return project
+
+
+ReadableProject = Annotated[Project, Depends(_readable_project)]
+MaintainedProject = Annotated[Project, Depends(_maintained_project)]

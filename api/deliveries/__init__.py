@@ -1,0 +1,16 @@
+"""Sends webhooks, round by round, and only to addresses that a key holder may reach."""
+
+from api.deliveries.addresses import DEFAULT_PORTS, ForbiddenTarget, NamedAddresses, WebhookAddress, vetted
+from api.deliveries.rounds import DeliveryRounds, RoundTimes
+from api.deliveries.webhooks import WebhookSender
+
+__all__ = [
+    "DEFAULT_PORTS",
+    "DeliveryRounds",
+    "ForbiddenTarget",
+    "NamedAddresses",
+    "RoundTimes",
+    "WebhookAddress",
+    "WebhookSender",
+    "vetted",
+]

@@ -1,0 +1,130 @@
+"""Sends webhooks from an API process. Every process may do it: the broker gives each delivery to one of them at a
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+import httpx2
+
+from api.deliveries.addresses import ForbiddenTarget, vetted
+from api.deliveries.rounds import DeliveryRounds, RoundTimes
+from service.jobs.records.webhooks import ID_HEADER, SIGNATURE_HEADER, TIME_HEADER, RetrySchedule, WebhookDelivery, sign
+from service.jobs.settings import Settings
+from service.jobs.store import Store
+from service.jobs.store.webhooks import DueDelivery
+
+_AT_ONCE = 16
+_DAY_S = 86_400.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SenderTimes(RoundTimes):
+    """Times of a sender, in seconds."""
+
+    answer_s: float = 10.0
+    """Limit on a receiver's whole answer."""
+
+
+@dataclass(frozen=True)
+class _SendOutcome:
+    """The status that came back, if any, and why it is a failure, if it is one."""
+
+    status: int | None
+    error: str | None
+    is_forbidden: bool = False
+    """Whether the URL leads to a forbidden address."""
+
+
+class WebhookSender(DeliveryRounds):
+    """Sends webhooks in rounds."""
+
+    def __init__(self, settings: Settings, store: Store, times: SenderTimes = SenderTimes()) -> None:
+        super().__init__("webhooks", times)
+        self._store, self._times = store, times
+        self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
+        self._schedule = RetrySchedule(settings.webhook_retry_hours * 3600)
+        self._disable_s = settings.webhook_disable_days * _DAY_S
+
+    async def _run(self) -> None:
+        limits = httpx2.Limits(max_connections=_AT_ONCE, max_keepalive_connections=0)
+        async with httpx2.AsyncClient(trust_env=False, follow_redirects=False, limits=limits) as self._client:
+            await super()._run()
+
+    async def _round(self) -> bool:
+        if not await asyncio.to_thread(self._store.webhooks.exist):
+            return False
+        made = await asyncio.to_thread(self._store.webhooks.make_deliveries, _AT_ONCE)
+        due = await asyncio.to_thread(self._store.webhooks.due, _AT_ONCE)
+        await asyncio.gather(*(self._deliver(each) for each in due))
+        return made + len(due) > 0
+
+    async def _deliver(self, due: DueDelivery) -> None:
+        delivery, sender = due.delivery, due.sender
+        now = datetime.now(UTC)
+        if due.is_disabled:
+            outcome = _SendOutcome(None, "the webhook is disabled")
+            over = delivery.model_copy(update={"state": "failed", "next_at": None, "error": outcome.error})
+            await asyncio.to_thread(self._store.webhooks.note, sender, over, None, self._disable_s)
+            return
+        outcome = await self._send(due, now)
+        noted, again_s = self._after(delivery, outcome, now)
+        if await asyncio.to_thread(self._store.webhooks.note, sender, noted, again_s, self._disable_s):
+            log.warning(
+                "disabled webhook %s: every delivery has failed for a long time; the last: %s", sender, noted.error
+            )
+
+    async def _send(self, due: DueDelivery, now: datetime) -> _SendOutcome:
+        body = due.delivery.event.model_dump_json().encode()
+        timestamp = int(now.timestamp())
+        parts = urlsplit(due.url)
+        try:
+            async with asyncio.timeout(self._times.answer_s):
+                target = await vetted(due.url, self._allowed)
+                headers = {
+                    "host": target.authority,
+                    "content-type": "application/json",
+                    "user-agent": "Trivet",
+                    ID_HEADER: due.delivery.id,
+                    TIME_HEADER: str(timestamp),
+                    SIGNATURE_HEADER: sign(due.secret, due.delivery.id, timestamp, body),
+                }
+                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                request = self._client.build_request("POST", target.url + path, content=body, headers=headers)
+                request.extensions["sni_hostname"] = target.host
+                answer = await self._client.send(request, stream=True)
+                await answer.aclose()
+        except TimeoutError:
+            return _SendOutcome(None, f"no answer within {self._times.answer_s:g} s")
+        except ForbiddenTarget as error:
+            return _SendOutcome(None, f"{type(error).__name__}: {error}"[:500], is_forbidden=True)
+        except (OSError, httpx2.HTTPError) as error:
+            return _SendOutcome(None, f"{type(error).__name__}: {error}"[:500])
+        refusal = None if answer.is_success else f"the receiver answered {answer.status_code}; expected a 2xx"
+        return _SendOutcome(answer.status_code, refusal)
+
+    def _after(
+        self, delivery: WebhookDelivery, outcome: _SendOutcome, now: datetime
+    ) -> tuple[WebhookDelivery, float | None]:
+        """Return the record to keep of a delivery, and the seconds until it is sent again, if ever."""
+        first = delivery.first_at or now
+        attempts = delivery.attempts + 1
+        noted = {"attempts": attempts, "first_at": first, "last_at": now, "status": outcome.status}
+        if outcome.error is None:
+            done = {"state": "delivered", "error": None, "next_at": None}
+            return delivery.model_copy(update=noted | done), None
+        pause = self._schedule.pause(attempts, (now - first).total_seconds(), random.random())  # noqa: S311 - jitter
+        if pause is None or (outcome.is_forbidden and delivery.url is not None):  # a job's URL never changes
+            return delivery.model_copy(
+                update=noted | {"state": "failed", "error": outcome.error, "next_at": None}
+            ), None
+        again = datetime.fromtimestamp(now.timestamp() + pause, UTC)
+        return delivery.model_copy(update=noted | {"error": outcome.error, "next_at": again}), pause

@@ -1,0 +1,5 @@
+"""Assembles the OpenAPI document."""
+
+from api.openapi.assembly import document
+
+__all__ = ["document"]

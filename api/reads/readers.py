@@ -1,0 +1,66 @@
+"""Ends the reading of a long record when its reader has left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from fastapi import Depends, Request
+
+from api.offload import disconnected
+from api.requests import ProblemError
+from service.jobs.events import Check
+
+Item = TypeVar("Item")
+
+
+class ReaderLeftError(ProblemError):
+    """The client closed its connection, so its answer is not made to its end."""
+
+    def __init__(self) -> None:
+        super().__init__(400, "the client closed its connection before the answer")
+
+
+async def _staying(request: Request) -> AsyncIterator[Check]:
+    """Yield a function for any thread, which raises :class:`ReaderLeftError` once the client has left."""
+    left = threading.Event()
+
+    async def watch() -> None:
+        await disconnected(request)
+        left.set()
+
+    def check() -> None:
+        if left.is_set():
+            raise ReaderLeftError
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield check
+    finally:
+        left.set()
+        watching.cancel()
+
+
+Staying = Annotated[Check, Depends(_staying)]
+"""Called now and then while a long record is read; it ends the reading once the client has left. The request's body
+must have been read."""
+
+
+def while_staying(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items of an answer that is already being sent; end quietly once the client has left."""
+    try:
+        yield from items
+    except ReaderLeftError:
+        return
+
+
+def within(events: Iterable[dict[str, Any]], most_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yield events of a record, which are held at once, up to a number of bytes."""
+    for event in events:
+        most_bytes -= len(orjson.dumps(event))
+        if most_bytes < 0:
+            return
+        yield event

@@ -1,0 +1,60 @@
+"""Reads what a request says, and refuses it in one form: RFC 9457 problem details."""
+
+from api.requests.body import KeptBody
+from api.requests.error_paths import Locator
+from api.requests.params import (
+    After,
+    IdempotencyKey,
+    JobIds,
+    Limit,
+    PageCursor,
+    TargetProject,
+    Types,
+    refuse,
+    refused_key,
+    resume_point,
+    split_ids,
+    stream_id,
+    wants_stream,
+)
+from api.requests.problems import (
+    MEDIA_TYPE,
+    FieldError,
+    ProblemDetails,
+    ProblemError,
+    from_refusals,
+    from_validation,
+    invalid,
+    respond,
+    summary,
+)
+from api.requests.strict_json import StrictRoute, loads
+
+__all__ = [
+    "MEDIA_TYPE",
+    "After",
+    "FieldError",
+    "IdempotencyKey",
+    "JobIds",
+    "KeptBody",
+    "Limit",
+    "Locator",
+    "PageCursor",
+    "ProblemDetails",
+    "ProblemError",
+    "StrictRoute",
+    "TargetProject",
+    "Types",
+    "from_refusals",
+    "from_validation",
+    "invalid",
+    "loads",
+    "refuse",
+    "refused_key",
+    "respond",
+    "resume_point",
+    "split_ids",
+    "stream_id",
+    "summary",
+    "wants_stream",
+]

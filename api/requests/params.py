@@ -1,0 +1,82 @@
+"""Query parameters that several resources share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Header, Query, Request
+
+from api.requests.problems import FieldError, echo, invalid
+from service.jobs.accounts import ProjectName
+from service.jobs.records import Conflict
+from service.jobs.store.tail import BEGINNING, parse_id
+
+Limit = Annotated[int, Query(ge=1, le=1000, description="most items in the answer")]
+PageCursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the previous page")]
+After = Annotated[str | None, Query(max_length=4000, description="only events after this id")]
+Types = Annotated[str | None, Query(max_length=200, description="event types, separated by commas; all when absent")]
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(min_length=1, max_length=200, description="for a day, the same key and body give the same jobs"),
+]
+
+TargetProject = Annotated[
+    ProjectName | None,
+    Query(description="the project, which only an operator's key may choose; `default` when absent"),
+]
+
+_EVENT_STREAM = "text/event-stream"
+
+
+def wants_stream(request: Request) -> bool:
+    """Return whether the client asked for a live stream."""
+    return _EVENT_STREAM in request.headers.get("accept", "")
+
+
+def refuse(path: str, message: str, got: object, expected: str) -> Exception:
+    """Return the 422 of one parameter."""
+    return invalid([FieldError(path=path, message=message, got=echo(got), expected=expected)])
+
+
+def refused_key(conflict: Conflict, key: str | None) -> Exception:
+    """Return the answer to a request whose idempotency key was used with another body."""
+    if key is None:
+        return conflict
+    return refuse("Idempotency-Key", str(conflict), key, "a new key, or the body it was first used with")
+
+
+_JOB_ID = "job_[0-9a-z]{20}"
+JobIds = Annotated[
+    str,
+    Query(
+        pattern=f"^{_JOB_ID}(,{_JOB_ID}){{0,99}}$",
+        description="ids of jobs, separated by commas, 100 at most; unknown ones are left out",
+    ),
+]
+
+
+def split_ids(ids: str) -> tuple[str, ...]:
+    """Return each of the ids once, in their order."""
+    return tuple(dict.fromkeys(ids.split(",")))
+
+
+def stream_id(path: str, text: str | None) -> str:
+    """Return the id of a job's event; the beginning when absent."""
+    if text is None:
+        return BEGINNING
+    try:
+        milliseconds, sequence = parse_id(text)
+    except ValueError as error:
+        raise refuse(path, str(error), text, "an event id such as 1700000000000-0") from None
+    return f"{milliseconds}-{sequence}"
+
+
+def resume_point(request: Request, after: str | None) -> tuple[str, str] | None:
+    """Return the client's position and the name of its parameter: ``Last-Event-ID``, else ``after``, else
+    nothing.
+    """
+    last = request.headers.get("last-event-id")
+    if last:
+        return "Last-Event-ID", last
+    return None if after is None else ("after", after)

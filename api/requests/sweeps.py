@@ -1,0 +1,73 @@
+"""Expands submitted sweeps, and reports a job's problems in terms of the user's sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pydantic import ValidationError
+
+from api.requests.error_paths import Locator
+from api.requests.problems import FieldError, echo, from_refusals, from_validation, invalid
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.plugins import CommonSpec
+from service.jobs.records import Problem
+from service.jobs.submission.sweeps import NoPlace, Parameters, SweptSpec, expand
+
+Child = tuple[Parameters, CommonSpec]
+
+
+def children_of(spec: CommonSpec) -> list[Child]:
+    """Return the jobs of a sweep. Raises a 422 that names every value and path that no job could have."""
+    children: list[Child] = []
+    errors: dict[tuple[str, str], FieldError] = {}
+    locator = Locator(spec_adapter.core_schema)
+    for swept in _expanded(spec):
+        try:
+            children.append((swept.parameters, spec_adapter.validate_python(swept.body)))
+        except ValidationError as error:
+            located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+            for found in from_validation(located, locator):
+                blamed = found.model_copy(update={"path": _blame(spec, swept.parameters, found.path)})
+                errors.setdefault((blamed.path, str(blamed.got)), blamed)
+    if errors:
+        raise invalid(list(errors.values()))
+    return children
+
+
+def _expanded(spec: CommonSpec) -> Iterator[SweptSpec]:
+    try:
+        yield from expand(spec)
+    except NoPlace as error:
+        path = _blame(spec, {error.path: None}, error.path)
+        raise invalid(
+            [FieldError(path=path, message=str(error), got=error.path, expected="the path of a field of the spec")]
+        ) from error
+
+
+def refusals(spec: CommonSpec, children: list[Child], problems: Iterable[Problem]) -> list[FieldError]:
+    """Return why jobs of a sweep are refused, each reason once. Each problem's path begins with the index of
+    its job.
+    """
+    errors: dict[tuple[str, str], FieldError] = {}
+    for problem in problems:
+        index, _, path = problem.path.partition(".")
+        parameters = children[int(index)][0]
+        (error,) = from_refusals([problem])
+        where = ", ".join(f"{name}={echo(value)}" for name, value in parameters.items())
+        errors.setdefault(
+            (path, error.message),
+            error.model_copy(
+                update={"path": _blame(spec, parameters, path), "message": f"with {where}: {error.message}"}
+            ),
+        )
+    return list(errors.values())
+
+
+def _blame(spec: CommonSpec, parameters: Parameters, path: str) -> str:
+    """Return where the user gave the field at ``path``: in the sweep, if it is a swept field or within one."""
+    assert spec.sweep is not None
+    places = spec.sweep.places()
+    for swept in parameters:
+        if path == swept or path.startswith(f"{swept}.") or swept.startswith(f"{path}."):
+            return f"sweep.{places[swept]}"
+    return path

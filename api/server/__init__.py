@@ -1,0 +1,8 @@
+"""Runs and measures one process of the API.
+
+``serving``, which needs the server's package, is imported by its own name.
+"""
+
+from api.server.monitoring import V1, Monitor, RequestTimes, Traces
+
+__all__ = ["V1", "Monitor", "RequestTimes", "Traces"]

@@ -1,0 +1,110 @@
+"""Climbs a part of the ladder in a process of its own: prepares the program, climbs its rungs, and reports each."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+
+from service.compilation.forks import FINEST, PLAN, STOP, UNKNOWN, Seat
+from service.compilation.judgement import Result
+from service.compilation.ladder import climb
+from service.compilation.plans import Plan, chosen
+from service.compilation.prepare import Prepared
+from service.compilation.program import Program
+from service.compilation.run.observation import RungCase
+from service.jobs.runtime import Stopwatch
+
+PREPARED, TAKES, DOES, BEGINS, CLIMBED = "prepared", "takes", "does", "begins", "climbed"
+"""The messages of a process: its preparations, the rungs that it climbs, the run that begins, that a rung begins, and
+its result.
+"""
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """The result of a rung, and how it came about."""
+
+    result: Result
+    ran: tuple[float, float] | None = None
+    """Its start and end in Unix seconds; ``None`` if it did not run."""
+    stacks: str = ""
+    """The stacks of its process, if it was given up."""
+
+
+@dataclass(frozen=True)
+class ClimbTask:
+    """The rungs that one process climbs, by the plan that is chosen once the program's size is known."""
+
+    parts: Plan
+    """Its rungs in each plan: none where that has fewer processes."""
+    plans: tuple[Plan, ...] = ()
+    """All plans, for the process that chooses: the first."""
+
+    def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
+        """Climb, and report."""
+        prepared = prepare()
+        seat.tell(PREPARED, prepared.about)
+        plan = replace(
+            prepared.plan, alone=lambda: _measuring_alone(seat.races), tells=lambda name: seat.tell(DOES, name)
+        )
+        for phase, cases in groupby(self._cases(prepared.program, seat), lambda case: case.phase):
+            watch = Stopwatch()
+            rungs = [case.rung for case in cases]
+
+            def is_to_stop() -> bool:
+                return bool(seat.shared[STOP])
+
+            def begins(case: RungCase) -> None:
+                seat.tell(BEGINS, case)
+
+            for result in climb(prepared.program, rungs, [phase], plan, is_to_stop, begins=begins):
+                seat.tell(CLIMBED, Climbed(_picklable(result), (watch.began, watch.now)))
+                watch = Stopwatch()
+
+    def _cases(self, program: Program, seat: Seat) -> tuple[RungCase, ...]:
+        """Return the cases to climb here, once a plan has been chosen."""
+        if seat.shared[PLAN] == UNKNOWN and self.plans:
+            seat.shared[PLAN] = FINEST + chosen(self.plans, _bytes_of(program), _room(program.device))
+        while seat.shared[PLAN] == UNKNOWN:
+            time.sleep(_POLL_S)
+        own = self.parts[min(seat.shared[PLAN] - FINEST, len(self.parts) - 1)]
+        seat.tell(TAKES, own)
+        return own
+
+
+def _room(device: torch.device) -> int:
+    """Return the free bytes of the device's memory; 0 for a CPU's, which is not counted."""
+    torch.cuda.empty_cache()  # measuring the program took some
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+@contextlib.contextmanager
+def _measuring_alone(races: int) -> Iterator[None]:
+    """Keep other processes from measuring meanwhile."""
+    fcntl.lockf(races, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(races, fcntl.LOCK_UN)
+
+
+def _bytes_of(program: Program) -> int:
+    modules = program.build(torch.float32).modules.values()
+    members = {id(each): each for module in modules for each in (*module.parameters(), *module.buffers())}
+    return sum(each.nbytes for each in members.values())
+
+
+def _picklable(result: Result) -> Result:
+    """Return the result with a backend that exists only in this process replaced by its name."""
+    rehearsal = result.rehearsal
+    if rehearsal is None:
+        return result
+    rung = replace(rehearsal.case.rung, backend="eager")
+    return replace(result, rehearsal=replace(rehearsal, case=replace(rehearsal.case, rung=rung)))

@@ -1,0 +1,69 @@
+"""Plans how many processes climb, and which rungs each takes: as many as cores and the device's memory allow.
+
+A step of training takes much longer than one of inference, and a rung that generates code longer than one that does
+not: the first is divided where there is not room for both, and the second is the weight by which rungs are dealt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.compilation.run.observation import RungCase
+from service.compilation.rungs import Rung
+from service.jobs.spec.compile import Phase
+
+Plan = tuple[tuple[RungCase, ...], ...]
+"""The rungs of each process, each in the order of the ladder."""
+SMALL = 1 << 28
+"""Bytes of parameters and buffers up to which any number of processes hold a program at once."""
+_PROCESSES: tuple[dict[Phase, int], ...] = (
+    {"train": 3, "inference": 3},
+    {"train": 3, "inference": 1},
+    {"train": 1, "inference": 1},
+)
+"""Each process makes the uncompiled runs anew: with five of a language model in training, these take longer than the
+rungs that they divide (8 layers of width 512, one H200).
+"""
+_COPIES: dict[Phase, int] = {"train": 12, "inference": 5}
+"""How many times its size a program may need at once: in training with gradients, states of before, and all of it in
+float64.
+"""
+_CORES = 2
+"""The cores of each process."""
+
+
+def plans(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> tuple[Plan, ...]:
+    """Return the plans for so many ``cores``, the one with the most processes first; the last has one process."""
+    divided = [
+        tuple(part for phase in phases for part in _dealt(rungs, phase, processes[phase])) for processes in _PROCESSES
+    ]
+    whole = (tuple(RungCase(rung, phase) for phase in phases for rung in rungs),)
+    return tuple(dict.fromkeys([*(plan for plan in divided if _CORES * len(plan) <= cores), whole]))
+
+
+def chosen(plans: Sequence[Plan], size: int, room: int) -> int:
+    """Return the index of the first plan whose processes may hold a program of ``size`` bytes in a device's ``room``;
+    else of the last.
+    """
+    if size <= SMALL:
+        return 0
+    fits = (index for index, plan in enumerate(plans) if sum(map(_copies, plan)) * size <= room)
+    return next(fits, len(plans) - 1)
+
+
+def _copies(cases: Sequence[RungCase]) -> int:
+    return max(_COPIES[case.phase] for case in cases)
+
+
+def _dealt(rungs: Sequence[Rung], phase: Phase, processes: int) -> list[tuple[RungCase, ...]]:
+    """Deal the rungs from the top of the ladder, each to the process that has the least to do."""
+    parts: list[list[Rung]] = [[] for _ in range(min(processes, len(rungs)))]
+    for rung in reversed(rungs):
+        min(parts, key=lambda part: sum(map(_weight, part))).insert(0, rung)
+    return [
+        tuple(RungCase(rung, phase) for rung in part) for part in sorted(parts, key=lambda part: rungs.index(part[0]))
+    ]
+
+
+def _weight(rung: Rung) -> int:
+    return 2 + rung.generates_code + rung.cuda_graphs

@@ -1,0 +1,199 @@
+"""Builds a program in one phase, ready to run, and records the results of one of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from service.compilation.instruments.backward import watched_backwards
+from service.compilation.program import Parts, Program, Step
+from service.compilation.run.sampling import Key, copies_to_compare, local_part
+from service.compilation.rungs import Rung
+from service.jobs.spec.compile import Phase
+from service.models.compiled import apply_compile, compile_unit, compile_units
+from service.parallel.boundary import StepBoundary
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The results of one step, as copies on the host of this rank's tensors or parts of them (``sampling``)."""
+
+    tensors: dict[Key, Tensor]
+    """By ``(kind, name)``; the kinds are ``loss``, ``output``, ``input`` and ``gradient``."""
+    missing: frozenset[str]
+    """Trainable parameters that got no gradient."""
+    overwritten: frozenset[str]
+    """Inputs that the step updated in place."""
+    compiled_backward: int
+    """How many compiled nodes its backwards ran."""
+    generator: Tensor
+    """The state in which it left the device's generator of random numbers."""
+    drew: bool
+    """Whether it drew random numbers."""
+
+
+@dataclass(frozen=True)
+class BuiltProgram:
+    """A program's parts in one phase, compiled or not, with its steps under way."""
+
+    program: Program
+    phase: Phase
+    parts: Parts
+    boundary: StepBoundary
+    steps: Iterator[Step]
+    trainable: Mapping[str, Tensor]
+    """The parameters of its optimizers, by name."""
+    units: Mapping[str, nn.Module]
+    """The compiled modules, by name; none in an uncompiled program."""
+    copied: frozenset[str]
+    """The units whose results the boundary copies."""
+    members: tuple[Tensor, ...]
+    """All parameters and buffers, each once, as they were before the first step."""
+
+    def restarted(self) -> BuiltProgram:
+        """Return the same parts, from their first step on."""
+        boundary = StepBoundary(self.parts.modules, kept=self.parts.kept)
+        return replace(self, boundary=boundary, steps=_steps(self.program, self.phase, self.parts, boundary))
+
+    def step(self) -> Step:
+        """Run the next step."""
+        try:
+            return next(self.steps)
+        except StopIteration:
+            raise ValueError(f"the program's {self.phase} steps ended; its iterator must never end") from None
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Return the buffers of all modules by name."""
+        return named_in(self.parts.modules, lambda module: module.named_buffers())
+
+    @property
+    def unsharded(self) -> frozenset[str]:
+        """Return the trainable parameters that FSDP has not put back among the ranks."""
+        now = named_in(self.parts.modules, lambda module: module.named_parameters())
+        sharded = {name for name, value in self.trainable.items() if isinstance(value, DTensor)}
+        return frozenset(name for name, value in now.items() if name in sharded and not isinstance(value, DTensor))
+
+
+def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> BuiltProgram:
+    """Return new parts, compiled for ``rung`` if given, before their first step."""
+    parts = program.build(dtype)
+    if rung is None:
+        return _begin(program, phase, parts, {})
+    units = units_of(parts)
+    for name in parts.compiled:
+        apply_compile(parts.modules[name], rung.backend, rung.mode)
+    return _begin(program, phase, parts, units)
+
+
+def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> BuiltProgram:
+    """Return new parts with only ``unit`` compiled: a module's name in the program, and its path in that."""
+    parts = program.build(torch.float32)
+    name, _, path = unit.partition(".")
+    module = parts.modules[name].get_submodule(path)
+    compile_unit(module, rung.backend, rung.mode)
+    return _begin(program, phase, parts, {unit: module})
+
+
+def _begin(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> BuiltProgram:
+    boundary = StepBoundary(parts.modules, kept=parts.kept)
+    held = {id(each): each for part in parts.modules.values() for each in (*part.parameters(), *part.buffers())}
+    steps = _steps(program, phase, parts, boundary)
+    copied = frozenset(name for name in units if name.split(".")[0] in parts.kept)
+    return BuiltProgram(program, phase, parts, boundary, steps, _trainable(parts), units, copied, tuple(held.values()))
+
+
+def units_of(parts: Parts) -> dict[str, nn.Module]:
+    """Return, by name, the units of the program's modules that are compiled, each as a whole."""
+    units: dict[str, nn.Module] = {}
+    for name in parts.compiled:
+        module = parts.modules[name]
+        names = {id(part): f"{name}.{path}" if path else name for path, part in module.named_modules()}
+        units |= {names[id(unit)]: unit for unit in compile_units(module)}
+    return units
+
+
+def record_step(built: BuiltProgram, seed: int) -> StepRecord:
+    """Run the next step with this seed of the random numbers, and return its results."""
+    torch.manual_seed(seed)
+    device = built.program.device
+    fresh = _generator_state(device)
+    gradients: dict[Key, Tensor] = {}
+    with ExitStack() as stack:
+        backwards = stack.enter_context(watched_backwards())
+        for optimizer in built.parts.optimizers:
+            hook = optimizer.register_step_pre_hook(partial(_collect_gradients, built.trainable, gradients))
+            stack.callback(hook.remove)
+        step = built.step()
+    generator = _generator_state(device)
+    left = {name: after for name, (_, after) in step.inputs.items()}
+    by_kind = {"loss": step.losses, "output": step.outputs, "input": left}
+    tensors = copies_to_compare((kind, name, value) for kind, of in by_kind.items() for name, value in of.items())
+    missing = {name for name in built.trainable if ("gradient", name) not in gradients}
+    return StepRecord(
+        tensors | gradients,
+        frozenset(missing if built.phase == "train" else ()),
+        frozenset(name for name, pair in step.inputs.items() if not torch.equal(*map(local_part, pair))),
+        sum(backwards),
+        generator,
+        drew=not torch.equal(fresh, generator),
+    )
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    """Return the state of the generator of random numbers on a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+class _Steps(Iterator[Step]):
+    """A program's steps. A program that yields a step within ``no_grad`` finds gradients off when it continues,
+    and the caller of the step has them as before.
+    """
+
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+        self._has_gradients = torch.is_grad_enabled()
+
+    def __next__(self) -> Step:
+        with torch.set_grad_enabled(self._has_gradients):
+            step = next(self._steps)
+            self._has_gradients = torch.is_grad_enabled()
+        return step
+
+
+def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+    return _Steps(program.train(parts, boundary) if phase == "train" else program.inference(parts, boundary))
+
+
+def _trainable(parts: Parts) -> dict[str, Tensor]:
+    """Return the optimizers' own parameters by name; FSDP may replace those of the modules meanwhile."""
+    held = frozenset[int]().union(*(_ids_of_parameters(optimizer) for optimizer in parts.optimizers))
+    parameters = named_in(parts.modules, lambda module: module.named_parameters())
+    return {name: value for name, value in parameters.items() if id(value) in held}
+
+
+def _ids_of_parameters(optimizer: Optimizer) -> frozenset[int]:
+    return frozenset(id(value) for group in optimizer.param_groups for value in group["params"])
+
+
+def named_in(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor]:
+    """Return the members of all modules; their names begin with the module's if there are several."""
+    prefix = "{0}.{1}" if len(modules) > 1 else "{1}"
+    return {prefix.format(part, name): value for part, module in modules.items() for name, value in members(module)}
+
+
+def _collect_gradients(
+    trainable: Mapping[str, Tensor], gradients: dict[Key, Tensor], optimizer: Optimizer, *_: Any, **__: Any
+) -> None:
+    """Note the gradients with which ``optimizer`` is about to step."""
+    own = _ids_of_parameters(optimizer)
+    mine = ((name, value.grad) for name, value in trainable.items() if id(value) in own)
+    gradients.update(copies_to_compare(("gradient", name, gradient) for name, gradient in mine if gradient is not None))

@@ -1,0 +1,276 @@
+"""Takes a built program through its iterations, each from a known state, and records their results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from service.compilation.program import Program
+from service.compilation.run.built_program import BuiltProgram, StepRecord, build, record_step
+from service.compilation.run.sampling import Key, copies_to_compare, local_part
+from service.jobs.spec.compile import Phase
+
+HOST = torch.device("cpu")
+_VARIED = 4
+_MEMBERS = 10**6
+"""More than any program has parameters."""
+_FREE = " (running on)"
+"""Follows the kind of a tensor of a free iteration, which continues the one before it."""
+_TRAJECTORY = "trajectory"
+"""The kind of a tensor made of the losses of all free iterations."""
+_SHARES = {"cuda": 0.2, "cpu": 0.25}
+"""The share of a device's free memory that kept states may take. Six processes may share a GPU."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The iterations of one built program, and their results.
+
+    In training, free iterations follow the judged ones: they continue each other, as a job's steps do.
+    """
+
+    records: tuple[StepRecord, ...]
+    """The judged iterations."""
+    tensors: tuple[Mapping[Key, Tensor], ...]
+    """The results to compare: those of each of ``records``; then, as one more, the final parameters and buffers with
+    the trajectory; then those of each free iteration.
+    """
+    parameters: tuple[str, ...]
+    """The trainable parameters."""
+    moved: frozenset[str]
+    """Parameters that the updates changed."""
+    missing: frozenset[str]
+    """Parameters that got no gradient in any judged iteration."""
+    unsharded: frozenset[str]
+    """Parameters that FSDP has not put back among the ranks."""
+    starts: tuple[Snapshot, ...] = field(repr=False)
+    """The states with which iterations began, taken in turn."""
+    random: bool
+    """Whether any iteration drew random numbers."""
+
+
+@dataclass(frozen=True)
+class KeptStates:
+    """How many states of an uncompiled run are kept, to be taken in turn by all later runs, and where."""
+
+    most: int
+    place: torch.device = HOST
+
+
+def record_uncompiled(
+    program: Program, phase: Phase, iterations: int, starts: Sequence[Snapshot], dtype: torch.dtype = torch.float32
+) -> RecordedRun:
+    """Build the program uncompiled, and record a run of it that begins each iteration with one of ``starts``."""
+    return record_run(build(program, phase, dtype=dtype), iterations, starts)
+
+
+def record_run(
+    built: BuiltProgram,
+    iterations: int,
+    starts: Sequence[Snapshot] = (),
+    step: Callable[[BuiltProgram, int], StepRecord] = record_step,
+    keeping: KeptStates | None = None,
+) -> RecordedRun:
+    """Let ``step`` run and record each iteration, seeded by its number.
+
+    Each begins with a state of the first uncompiled run, so that no difference grows from step to step. The states of
+    two iterations in a row differ, so that a value left over from the one before is wrong even if a batch repeats.
+    Without ``starts`` this is that first run: it keeps its states as ``keeping`` says, by default one for each
+    iteration, on the host.
+    """
+    keeping = keeping or KeptStates(iterations)
+    if built.phase == "inference":
+        return _record_inference(built, iterations, step, starts or [Snapshot.of(built, keeping.place)])
+    return _record_training(built, iterations, step, starts, keeping)
+
+
+def _record_training(
+    built: BuiltProgram,
+    iterations: int,
+    step: Callable[[BuiltProgram, int], StepRecord],
+    starts: Sequence[Snapshot],
+    keeping: KeptStates,
+) -> RecordedRun:
+    """Record the judged iterations, then as many free ones."""
+    before = state_of(built)
+    known, judged = list(starts), []
+    for iteration in range(iterations):
+        if not starts and iteration < keeping.most:
+            known.append(Snapshot.of(built, keeping.place))
+        else:
+            known[iteration % len(known)].restore(built)
+        judged.append(step(built, iteration))
+    after = state_of(built)
+    known[0].restore(built)
+    free = [step(built, iteration) for iteration in range(iterations, 2 * iterations)]
+    left = after | _trajectory([each.tensors for each in free])
+    running_on = ({(kind + _FREE, name): value for (kind, name), value in each.tensors.items()} for each in free)
+    found = _make_run(built, judged, before, state_of(built), known)
+    random = found.random or any(each.drew for each in free)
+    return replace(found, tensors=(*found.tensors, left, *running_on), random=random)
+
+
+def _record_inference(
+    built: BuiltProgram,
+    iterations: int,
+    step: Callable[[BuiltProgram, int], StepRecord],
+    starts: Sequence[Snapshot],
+) -> RecordedRun:
+    """Record iterations that change no parameters, so that none is free.
+
+    With the same parameters and a repeated batch, a value left over from the iteration before would be right. So the
+    parameters are varied a little from iteration to iteration, or taken from several ``starts``.
+    """
+    before, judged = state_of(built), []
+    for iteration in range(iterations):
+        if len(starts) > 1:
+            starts[iteration % len(starts)].restore(built)
+        else:
+            starts[0].vary(built, iteration)
+        judged.append(step(built, iteration))
+    after = state_of(built)
+    found = _make_run(built, judged, before, after, starts[:1])
+    return replace(found, tensors=(*found.tensors, after))
+
+
+def _make_run(
+    built: BuiltProgram,
+    judged: Sequence[StepRecord],
+    before: Mapping[Key, Tensor],
+    end: Mapping[Key, Tensor],
+    starts: Sequence[Snapshot],
+) -> RecordedRun:
+    """Return the run of the ``judged`` iterations, whose parameters and buffers began ``before`` and came to an
+    ``end``.
+    """
+    parameters = [(key, value) for key, value in before.items() if key[0].startswith("parameter")]
+    return RecordedRun(
+        records=tuple(judged),
+        tensors=tuple(record.tensors for record in judged),
+        parameters=tuple(name for kind, name in before if kind == "parameter"),
+        moved=frozenset(key[1] for key, value in parameters if not torch.equal(value, end[key])),
+        missing=frozenset.intersection(*(record.missing for record in judged)) if judged else frozenset(),
+        unsharded=built.unsharded,
+        starts=tuple(starts),
+        random=any(record.drew for record in judged),
+    )
+
+
+def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
+    """Return each loss over time as one tensor: a single number may come close to the truth by chance."""
+    names = dict.fromkeys(name for tensors in free for kind, name in tensors if kind == "loss")
+    series = {
+        name: [tensors["loss", name].flatten() for tensors in free if ("loss", name) in tensors] for name in names
+    }
+    return {(_TRAJECTORY, name): torch.cat(values) for name, values in series.items()}
+
+
+def states_to_keep(built: BuiltProgram, iterations: int, on_any: Callable[[bool], bool]) -> KeptStates:
+    """Choose a state for each iteration, or two; on the program's device if it has room, else on the host.
+
+    ``on_any`` returns whether a condition of this rank holds on any rank: all keep as many, in the same place.
+    """
+    size = sum(local_part(each).nbytes for each in built.members)
+    with_optimizers = 3 * size  # most keep two moments of each parameter
+    for place in dict.fromkeys((built.program.device, HOST)):
+        room = _SHARES[place.type] * _free_bytes(place)
+        for most in (iterations, 2):
+            if not on_any(most * with_optimizers > room):
+                return KeptStates(most, place)
+    return KeptStates(2)
+
+
+def _free_bytes(place: torch.device) -> int:
+    """Return the free bytes of a device's memory, with those that this process only keeps for its next tensors."""
+    if place.type == "cuda":
+        cached = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+        return torch.cuda.mem_get_info(place)[0] + cached
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def state_of(built: BuiltProgram) -> dict[Key, Tensor]:
+    """Return the trainable parameters and buffers in the form in which they are compared."""
+    of_kinds = (("parameter", built.trainable), ("buffer", built.buffers))
+    return copies_to_compare((kind, name, member) for kind, members in of_kinds for name, member in members.items())
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Parameters, buffers and optimizers as they were, in the order in which every build of a program has them."""
+
+    values: tuple[Tensor, ...]
+    optimizers: tuple[dict[str, Any], ...]
+
+    @staticmethod
+    def of(built: BuiltProgram, place: torch.device = HOST) -> Snapshot:
+        """Copy the state to ``place``: the host, or the program's own device, from which restoring is much faster."""
+        return Snapshot(
+            tuple(local_part(each).to(place, copy=True) for each in built.members),
+            tuple(_copy_state(each.state_dict(), place) for each in built.parts.optimizers),
+        )
+
+    def restore(self, built: BuiltProgram) -> None:
+        """Restore into any build of the program, in place: compiled code knows tensors by their addresses. A build in
+        another precision takes the same numbers.
+        """
+        with torch.no_grad():
+            for member, before in zip(built.members, self.values, strict=True):
+                local_part(member).copy_(before)
+        for optimizer, held in zip(built.parts.optimizers, self.optimizers, strict=True):
+            optimizer.load_state_dict(deepcopy(held))
+
+    def shuffled(self, built: BuiltProgram, number: int) -> Snapshot:
+        """Return the same with the elements of each parameter in another order, one for each ``number``."""
+        generator = torch.Generator().manual_seed(number)
+        pairs = zip(built.members, self.values, strict=True)
+        return replace(self, values=tuple(_shuffle(each, before, generator) for each, before in pairs))
+
+    def nudged(self, units: int) -> Snapshot:
+        """Return the same with each number that is not a whole one moved by so many ``units`` in the last
+        place, up or down at random.
+        """
+        return replace(self, values=tuple(_nudge(each, units, index) for index, each in enumerate(self.values)))
+
+    def vary(self, built: BuiltProgram, iteration: int) -> None:
+        """Set the parameters to their first values times a number near 1, another one in each of ``_VARIED``
+        iterations. Buffers stay as they are.
+        """
+        factor = 1 + (iteration % _VARIED) / 256
+        with torch.no_grad():
+            for member, before in zip(built.members, self.values, strict=True):
+                if isinstance(member, nn.Parameter) and member.is_floating_point():
+                    local_part(member).copy_(before * factor)
+
+
+def _shuffle(member: Tensor, before: Tensor, generator: torch.Generator) -> Tensor:
+    if not (isinstance(member, nn.Parameter) and before.is_floating_point()):
+        return before
+    order = torch.randperm(before.numel(), generator=generator).to(before.device)
+    return before.flatten()[order].view_as(before)
+
+
+def _nudge(value: Tensor, units: int, index: int) -> Tensor:
+    if not value.is_floating_point():
+        return value
+    generator = torch.Generator().manual_seed(units * _MEMBERS + index)
+    signs = torch.randint(2, value.shape, generator=generator).mul_(2).sub_(1).to(value.device, value.dtype)
+    return value * (1 + signs * units * torch.finfo(value.dtype).eps)
+
+
+def _copy_state(state: Any, place: torch.device) -> Any:
+    """Return a copy of an optimizer's state, with its tensors in ``place``; those on the host, such as a count of
+    steps, stay there.
+    """
+    if isinstance(state, Tensor):
+        return state.detach().to(HOST if state.device == HOST else place, copy=True)
+    if isinstance(state, dict):
+        return {key: _copy_state(value, place) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_copy_state(value, place) for value in state)
+    return deepcopy(state)

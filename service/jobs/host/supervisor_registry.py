@@ -1,0 +1,151 @@
+"""Records the attempts that are supervised on this host, one file each, so that a restarted worker finds running
+ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from service.jobs.files import atomic_write, remove_tree, set_aside
+from service.jobs.host.processes import Process, born_with, end_tree
+from service.jobs.records import AttemptRef
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SupervisedAttempt:
+    """A supervised attempt. It counts as live until the keeper, which ends last, has ended too, and nothing that one of
+    its ranks started is left: where both were killed, a compiler may live on.
+    """
+
+    name: str
+    """``job:attempt``"""
+    supervisor: Process
+    keeper: Process
+    scratch: str
+
+    @property
+    def alive(self) -> bool:
+        return self.supervisor.alive or self.keeper.alive
+
+    def end_orphans(self) -> bool:
+        """Kill the rest of an attempt's group without supervisor and keeper; return whether there was any."""
+        job, _, attempt = self.name.partition(":")
+        orphans = born_with({"TRIVET_JOB": job, "TRIVET_ATTEMPT": attempt})
+        for process in orphans:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return bool(orphans)
+
+
+class SupervisorRegistry:
+    """Keeps the entries of one host: ``folder/{job}.{attempt}.json``, each a :class:`SupervisedAttempt`. ``trivet up``
+    reads them too, to end what it started.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._heartbeat = folder, folder / "heartbeat"
+
+    @contextmanager
+    def entered(self, ref: AttemptRef, keeper_pid: int, scratch: Path) -> Iterator[bool]:
+        """Register the calling process as the supervisor of ``ref`` while the block runs. Yield False if a live
+        one is registered already: a repeated launch, whose claim would be refused.
+        """
+        me, keeper = Process.of(os.getpid()), Process.of(keeper_pid)
+        path = self._path(ref.job_id, ref.attempt)
+        if me is None or keeper is None or ((known := _read(path)) and known.alive):
+            yield False
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        entry = SupervisedAttempt(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch))
+        atomic_write(path, json.dumps(asdict(entry)).encode())
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
+
+    def live(self) -> tuple[str, ...]:
+        """Return names of the attempts that still have processes; clear away the leftovers of dead supervisors."""
+        names = []
+        for path, entry in self._entries():
+            if entry.alive or entry.end_orphans():
+                names.append(entry.name)
+            else:
+                remove_tree(Path(entry.scratch))
+                path.unlink(missing_ok=True)
+        return tuple(names)
+
+    def note_heartbeat(self) -> None:
+        """Touch the file ``heartbeat``, whose age shows those who watch this host that its worker reports."""
+        self._heartbeat.touch()
+
+    def stop_all(self, launched: Iterable[int], grace_s: float, report_within_s: float) -> None:
+        """Ask every supervisor of this host to end its group and give its part back to the queue; kill those
+        that have not done so ``report_within_s`` after the ranks' ``grace_s``.
+
+        ``launched`` are processes that may have a part to run and have not registered yet.
+        """
+        entered = [entry.supervisor.pid for _, entry in self._entries() if entry.supervisor.alive]
+        processes = list({*_running(entered), *_running(launched)})
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGINT)
+        _, alive = psutil.wait_procs(processes, timeout=grace_s + report_within_s)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()  # its keeper ends the group
+        psutil.wait_procs(alive, timeout=report_within_s)
+
+    def kill(self, ref: AttemptRef) -> None:
+        """End a supervisor at once; its keeper ends the group. A keeper that still lives at the next call
+        cannot do that, for example because it is stopped: then this ends the group, and the keeper last, so
+        that no process escapes.
+        """
+        entry = _read(self._path(ref.job_id, ref.attempt))
+        if entry is not None and entry.supervisor.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(entry.supervisor.pid, signal.SIGKILL)
+        elif entry is not None and entry.keeper.alive:
+            end_tree(entry.keeper.pid)
+
+    def _entries(self) -> Iterator[tuple[Path, SupervisedAttempt]]:
+        for path in sorted(self._folder.glob("*.json")):
+            if (entry := _read(path)) is not None:
+                yield path, entry
+
+    def _path(self, job_id: str, attempt: int) -> Path:
+        return self._folder / f"{job_id}.{attempt}.json"
+
+
+def _running(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
+
+
+def _read(path: Path) -> SupervisedAttempt | None:
+    """Return the entry, or None when it is gone or torn. A loss of power can tear a file, but no process outlives
+    one, so an entry that cannot be read has nothing left to supervise: it is set aside.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    try:
+        fields = json.loads(text)
+        supervisor, keeper = Process(**fields["supervisor"]), Process(**fields["keeper"])
+        return SupervisedAttempt(fields["name"], supervisor, keeper, fields["scratch"])
+    except (ValueError, KeyError, TypeError):
+        logger.warning("set aside %s, which is not a supervisor's entry: %.80r", set_aside(path), text)
+        return None

@@ -1,0 +1,8 @@
+"""Defines the settings of the service, a file for each group of them, and the URL of its broker."""
+
+from service.jobs.settings.broker_url import Invitation, NoInvitation, tls_options
+from service.jobs.settings.retention import MAX_LOG_BYTES
+from service.jobs.settings.settings import Settings, describe, sources
+from service.jobs.settings.sign_in import LOOPBACK
+
+__all__ = ["LOOPBACK", "MAX_LOG_BYTES", "Invitation", "NoInvitation", "Settings", "describe", "sources", "tls_options"]

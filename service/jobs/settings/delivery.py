@@ -1,0 +1,72 @@
+"""Settings of webhooks and exports."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+
+from service.jobs.settings.words import addresses, entries
+from service.jobs.spec.common import leads_to_a_server
+
+
+class DeliverySettings(BaseModel):
+    """The targets of webhooks and exports, and how long each is tried."""
+
+    webhook_allow: str = Field(
+        "",
+        description="further addresses or networks, by comma, to which webhooks may go, even without TLS",
+    )
+    webhook_retry_hours: float = Field(
+        72.0, gt=0, le=24 * 30, description="hours for which a webhook's delivery is tried again"
+    )
+    webhook_disable_days: float = Field(
+        5.0, gt=0, description="days of failed deliveries after which a webhook is disabled"
+    )
+
+    export_mlflow: str | None = Field(None, description="MLflow tracking server for jobs whose specs name none")
+    export_tensorboard: bool | None = Field(
+        None, description="whether to write TensorBoard event files for jobs whose specs do not say"
+    )
+    export_otlp: str | None = Field(None, description="OpenTelemetry collector for jobs whose specs name none")
+    export_tokens: SecretStr | None = Field(
+        None,
+        description="`URL=token`, by comma: bearer tokens for the servers of exports, sent to that scheme, host and "
+        "port, and to no path but the URL's and those below it",
+    )
+    export_retry_hours: float = Field(
+        24.0, gt=0, le=24 * 30, description="hours for which the export of an ended job is tried again"
+    )
+
+    @field_validator("webhook_allow")
+    @classmethod
+    def _webhooks_lead_to_addresses(cls, text: str) -> str:
+        return addresses(text)
+
+    @property
+    def webhook_networks(self) -> list[str]:
+        """Return the addresses and networks of ``webhook_allow``."""
+        return entries(self.webhook_allow)
+
+    @model_validator(mode="after")
+    def _exports_lead_to_servers(self) -> Self:
+        for name in ("export_mlflow", "export_otlp"):
+            url = getattr(self, name)
+            if url is not None and not leads_to_a_server(url):
+                raise ValueError(f"{name} is no URL of a server, without user, password, query and fragment")
+        expected = "expected URL=token, by comma, such as https://mlflow.example.com=TOKEN"
+        if any("=" not in entry for entry in entries(self._tokens)):
+            raise ValueError(f"export_tokens has an entry without `=`; {expected}")
+        if unclear := [url for url in self.bearer_tokens if not leads_to_a_server(url)]:
+            raise ValueError(f"export_tokens names {unclear[0]!r}, which is no URL of a server; {expected}")
+        return self
+
+    @property
+    def _tokens(self) -> str:
+        return "" if self.export_tokens is None else self.export_tokens.get_secret_value()
+
+    @property
+    def bearer_tokens(self) -> dict[str, str]:
+        """Return the bearer tokens of export servers, by URL."""
+        pairs = (entry.partition("=") for entry in entries(self._tokens))
+        return {url.strip(): token.strip() for url, _, token in pairs}

@@ -1,0 +1,54 @@
+"""Defines what every job's spec has, whatever its kind, and the words that specs and records share."""
+
+from service.jobs.spec.common.base import (
+    FILE_ID,
+    ID_EXPECTED,
+    JOB_ID,
+    PARALLEL_DIMENSIONS,
+    TOO_MANY_ERRORS,
+    CommonSpec,
+    Dependency,
+    FileId,
+    FileReference,
+    JobId,
+    ParallelSpec,
+    with_few_errors,
+)
+from service.jobs.spec.common.launcher_names import LAUNCHER_NAME, LOCAL, PendingLaunch, launchers, unknown_launcher
+from service.jobs.spec.common.notify import ExportTargets, NotifySpec, check_url, leads_to_a_server
+from service.jobs.spec.common.states import ACTIVE, MOVES, STATES, TERMINAL, JobState
+from service.jobs.spec.common.strict import DISAGREEMENT, Strict, disagreement
+from service.jobs.spec.common.sweep import SweepSpec
+
+__all__ = [
+    "ACTIVE",
+    "DISAGREEMENT",
+    "FILE_ID",
+    "ID_EXPECTED",
+    "JOB_ID",
+    "LAUNCHER_NAME",
+    "LOCAL",
+    "MOVES",
+    "PARALLEL_DIMENSIONS",
+    "STATES",
+    "TERMINAL",
+    "TOO_MANY_ERRORS",
+    "CommonSpec",
+    "Dependency",
+    "ExportTargets",
+    "FileId",
+    "FileReference",
+    "JobId",
+    "JobState",
+    "NotifySpec",
+    "ParallelSpec",
+    "PendingLaunch",
+    "Strict",
+    "SweepSpec",
+    "check_url",
+    "disagreement",
+    "launchers",
+    "leads_to_a_server",
+    "unknown_launcher",
+    "with_few_errors",
+]

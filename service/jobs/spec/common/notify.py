@@ -1,0 +1,178 @@
+"""Defines who is told of a job: receivers of notices, and services to which it is exported when it ends."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, StringConstraints, model_validator
+
+from service.jobs.spec.common.states import JobState
+from service.jobs.spec.common.strict import Strict, disagreement
+
+_RELATIONS = MappingProxyType({">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt})
+_THRESHOLD = re.compile(rf"\s*({'|'.join(_RELATIONS)})\s*(\S+)\s*")
+_Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+_Threshold = Annotated[str, StringConstraints(max_length=60)]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A relation to a number, such as ``>= 0.9``."""
+
+    relation: str
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> Threshold:
+        """Parse a text. Raises ``ValueError`` if it is no threshold."""
+        found = _THRESHOLD.fullmatch(text)
+        if found is None or not math.isfinite(limit := float(found[2])):
+            raise ValueError(f"no threshold: {text}")
+        return cls(found[1], limit)
+
+    def holds(self, value: float) -> bool:
+        """Return whether a number is beyond the threshold; one that is not a number never is."""
+        return bool(_RELATIONS[self.relation](value, self.limit))
+
+
+def _ends() -> list[JobState]:
+    return ["succeeded", "failed", "cancelled"]
+
+
+class NotifySpec(Strict):
+    """Tells a URL of the job by a signed POST: of its states, and once of each number that reaches a threshold.
+
+    Of a sweep, ``on`` is about the sweep as a whole, and ``when`` about each of its jobs.
+    """
+
+    webhook: str = Field(
+        max_length=2000,
+        description="https:// URL that takes a POST; those who may read the job see it",
+        examples=["https://ci.example.org/trivet"],
+    )
+    on: list[JobState] = Field(
+        default_factory=_ends,
+        max_length=7,
+        description="states to report; when absent, the states that end the job",
+        examples=[["failed"]],
+    )
+    when: dict[_Name, _Threshold] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="thresholds by the name of a metric, or of a number of the result: one of `>=`, `<=`, `>`, `<` "
+        "and a number; the first value that meets it is reported",
+        examples=[{"eval_accuracy": ">= 0.9"}],
+    )
+
+    @model_validator(mode="after")
+    def _can_be_told(self) -> NotifySpec:
+        try:
+            check_url(self.webhook)
+        except ValueError as error:
+            message = "not a URL that webhooks may go to"
+            raise disagreement("webhook", message, self.webhook, str(error)) from None
+        if not self.on and not self.when:
+            raise disagreement("on", "there is nothing to report", self.on, "a state, or a threshold in when")
+        return self
+
+    @model_validator(mode="after")
+    def _thresholds_are_some(self) -> NotifySpec:
+        for name, text in self.when.items():
+            try:
+                Threshold.parse(text)
+            except ValueError:
+                expected = "`>=`, `<=`, `>` or `<` and a number, such as '>= 0.9'"
+                raise disagreement(f"when.{name}", "not a threshold", text, expected) from None
+        return self
+
+    def reached(self, numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+        """Yield the given names and values that are beyond their thresholds. Names with dots lead into nested
+        objects.
+        """
+        for name, text in self.when.items():
+            value = _number_at(numbers, name)
+            if value is not None and Threshold.parse(text).holds(value):
+                yield name, value
+
+
+def _number_at(numbers: Mapping[str, Any], path: str) -> float | None:
+    found: Any = numbers.get(path)
+    if found is None:
+        found = numbers
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+    return None if isinstance(found, bool) or not isinstance(found, (int, float)) else float(found)
+
+
+_SCHEMES = ("https", "http")
+
+
+def check_url(url: str) -> None:
+    """Check a URL as far as possible without resolving it. Raises ``ValueError`` that says what is accepted."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:
+        raise ValueError("an https:// URL with a host") from None
+    if parts.scheme not in _SCHEMES or not parts.hostname or not has_port:
+        raise ValueError("an https:// URL with a host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a URL without user and password: deliveries are signed")
+    if parts.fragment:
+        raise ValueError("a URL without a fragment")
+
+
+_LONGEST_URL = 2000
+_EXPECTED = "an https:// URL with a host, and without user, password, query and fragment"
+
+
+class ExportTargets(Strict):
+    """The services that get parameters, metrics, artifacts and verdicts of a job when it ends."""
+
+    mlflow: str | None = Field(
+        None, max_length=_LONGEST_URL, description="URL of an MLflow tracking server, which gets a run"
+    )
+    tensorboard: bool | None = Field(
+        None, description="event files for TensorBoard, in the folder `tensorboard` of the service's data"
+    )
+    otlp: str | None = Field(
+        None,
+        max_length=_LONGEST_URL,
+        description="URL of an OpenTelemetry collector, which gets metrics and a log record by OTLP over HTTP",
+    )
+
+    @model_validator(mode="after")
+    def _urls_lead_to_servers(self) -> Self:
+        for name in ("mlflow", "otlp"):
+            url = getattr(self, name)
+            if url is not None and not leads_to_a_server(url):
+                raise disagreement(name, "not a URL that a job can be exported to", url, _EXPECTED)
+        return self
+
+    def chosen(self) -> tuple[str, ...]:
+        """Return the names of the requested targets."""
+        return tuple(name for name in ExportTargets.model_fields if getattr(self, name))
+
+    def with_defaults(self, defaults: ExportTargets) -> Self:
+        """Return these targets, with those of ``defaults`` for the missing ones."""
+        missing = {name: value for name, value in defaults if value is not None and getattr(self, name) is None}
+        return self.model_copy(update=missing)
+
+
+def leads_to_a_server(url: str) -> bool:
+    """Return whether a URL names a server and contains no secret: specs are shown to whoever may read a job."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:
+        return False
+    said_more = (parts.username, parts.password, parts.query or None, parts.fragment or None)
+    is_plain = url.isascii() and url.isprintable() and " " not in url
+    return is_plain and parts.scheme in ("https", "http") and bool(parts.hostname) and has_port and not any(said_more)

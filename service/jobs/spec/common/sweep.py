@@ -1,0 +1,88 @@
+"""Defines sweeps: which fields of a spec take which values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from service.jobs.spec.common.strict import Strict, disagreement
+
+MOST_SWEPT = 1000
+"""The most jobs of one sweep."""
+FIXED = ("kind", "sweep")
+"""Fields that cannot be swept: all jobs of a sweep share them."""
+
+_Path = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+_Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_SWEPT)]
+_Axes = Annotated[dict[_Path, _Values], Field(min_length=1, max_length=16)]
+_Points = Annotated[
+    list[Annotated[dict[_Path, Any], Field(min_length=1, max_length=64)]], Field(min_length=1, max_length=MOST_SWEPT)
+]
+
+
+class Best(Strict):
+    """Asks which job of a sweep did best by a number of its result."""
+
+    metric: str = Field(min_length=1, max_length=200, description="path in a result, such as eval_accuracy")
+    mode: Literal["min", "max"] = Field(description="whether the least or the greatest value is best")
+
+
+class SweepSpec(Strict):
+    """Values of a spec's fields, by dotted path (``optimizer.lr``): each combination is a job.
+
+    ``grid`` combines every value of a field with every value of the others, ``zip`` the first values of all
+    fields, then the second ones; ``list`` names the values of each job.
+    """
+
+    grid: _Axes | None = Field(None, description="values by dotted path of a field; a job for each combination")
+    zip: _Axes | None = Field(None, description="values by dotted path, as many of each; the jobs take them together")
+    list: _Points | None = Field(None, description="fields and values of each job")
+    best: Best | None = Field(None, description="which result makes a job the best of the sweep")
+
+    @property
+    def form(self) -> str:
+        """Return the field that holds the values."""
+        return next(name for name in ("grid", "zip", "list") if getattr(self, name) is not None)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> SweepSpec:
+        given = [name for name in ("grid", "zip", "list") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise disagreement("grid", f"{' and '.join(given) or 'none'} is given", None, "one of grid, zip and list")
+        return self
+
+    @model_validator(mode="after")
+    def _zips(self) -> SweepSpec:
+        lengths = {path: len(values) for path, values in (self.zip or {}).items()}
+        for path, length in lengths.items():
+            first = next(iter(lengths))
+            if length != lengths[first]:
+                message = f"it has {length} values, and {first} has {lengths[first]}"
+                raise disagreement(f"zip.{path}", message, length, f"{lengths[first]} values")
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> SweepSpec:
+        count = 1
+        for values in (self.grid or {}).values():
+            count *= len(values)
+        if count > MOST_SWEPT:
+            raise disagreement("grid", f"it makes {count} jobs", count, f"at most {MOST_SWEPT}")
+        return self
+
+    @model_validator(mode="after")
+    def _apart(self) -> SweepSpec:
+        for path, place in self.places().items():
+            around = next((other for other in self.places() if path.startswith(f"{other}.")), None)
+            if path.partition(".")[0] in FIXED:
+                raise disagreement(place, "all jobs of a sweep share it", path, "another field")
+            if around is not None and self.form != "list":
+                raise disagreement(place, f"it lies within {around}, which is swept too", path, "fields apart")
+        return self
+
+    def places(self) -> dict[str, str]:
+        """Return the place at which each swept field is first named, by its path."""
+        if self.list is None:
+            return {path: f"{self.form}.{path}" for path in (self.grid or self.zip or {})}
+        return {path: f"list.{index}.{path}" for index in reversed(range(len(self.list))) for path in self.list[index]}

@@ -1,0 +1,40 @@
+"""What a supervisor takes for the word of a rank."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from service.jobs.runtime import connect
+from workers.supervisor.rank_socket import Admission, RankSocket
+from workers.supervisor.settings import SupervisorSettings
+
+
+def test_a_second_connection_does_not_speak_for_a_rank(tmp_path: Path) -> None:
+    said: list[Any] = []
+
+    async def greet_twice() -> RankSocket:
+        relay = RankSocket(
+            tmp_path / "socket", tmp_path, said.append, said.append, lambda: None,
+            Admission("s3cret", range(1), os.getppid()), SupervisorSettings(),
+        )  # fmt: skip
+        await relay.start()
+        first = await asyncio.to_thread(connect, str(relay.address), 0, "control", "s3cret")
+        async with asyncio.timeout(60):
+            while 0 not in relay.ranks:
+                await asyncio.sleep(0.01)
+            with await asyncio.to_thread(connect, str(relay.address), 0, "control", "s3cret") as second:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # hung up on already
+                    second.sendall(b'{"type": "done"}\n')
+                while not said and not relay.ranks[0].done:
+                    await asyncio.sleep(0.01)
+        first.close()
+        await relay.drain()
+        return relay
+
+    relay = asyncio.run(greet_twice())
+    assert not relay.ranks[0].done
+    assert "greeted twice" in said[0]["line"]
