@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -153,7 +153,6 @@ _selective_contexts = partial(create_selective_checkpoint_contexts, _policy)
 
 
 Fingerprint = dict[str, str | int | float]
-ABSENT = "absent"
 
 
 def fingerprint(config: ModelConfig, recipe: ModelRecipe, device: torch.device) -> Fingerprint:
@@ -188,15 +187,6 @@ def _architecture(device: torch.device) -> str:
         return platform.machine()
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor} {torch.cuda.get_device_name(device)}"
-
-
-def difference(
-    recorded: Mapping[str, str | int | float], own: Mapping[str, str | int | float]
-) -> list[tuple[str, str | int | float, str | int | float]]:
-    """Return the fields that differ, as ``(field, recorded, own)`` by name; a missing one counts as ``absent``."""
-    names = sorted(recorded.keys() | own.keys())
-    pairs = ((name, recorded.get(name, ABSENT), own.get(name, ABSENT)) for name in names)
-    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def plain(value: object) -> str | int | float:

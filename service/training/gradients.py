@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from service.parallel import collectives
+from service.parallel.mesh import Mesh
+from service.parallel.tensor.placement import tied_names
 from service.torch_internals.table import internal
 
 
@@ -104,6 +106,22 @@ class TiedStages:
     copies: tuple[nn.Parameter, ...] = ()
     group: str = ""
 
+    @classmethod
+    def between(cls, stages: Mapping[int, nn.Module], owners: Sequence[int], mesh: Mesh) -> TiedStages:
+        """Return those among this rank's ``stages`` of a pipeline whose stage s belongs to pipeline rank ``owners[s]``.
+
+        Every rank of the job calls it, since it may make a group.
+        """
+        names = tied_names(next(iter(stages.values()))) if len(owners) > 1 else {}
+        if not names:
+            return cls()
+        first, last = stages.get(0), stages.get(len(owners) - 1)
+        return cls(
+            originals=() if first is None else tuple(map(first.get_parameter, names.values())),
+            copies=() if last is None else tuple(map(last.get_parameter, names)),
+            group=_group_of_ranks(mesh, owners[0], owners[-1]) if owners[0] != owners[-1] else "",
+        )
+
     def sum_gradients(self) -> None:
         """Give original and copy the sum of their gradients; the ranks of both stages call it together."""
         if self.group:
@@ -127,3 +145,15 @@ class TiedStages:
             local(copy.detach()).copy_(local(original.detach()))
             for name, value in optimizer.state[copy].items():
                 local(value).copy_(local(optimizer.state[original][name]))
+
+
+def _group_of_ranks(mesh: Mesh, first: int, last: int) -> str:
+    """Return the name of the group of two ranks of this rank's pipeline; empty if it is neither. Every rank of the
+    job calls it.
+    """
+    if mesh.pp.size == 2:
+        return mesh.pp.group
+    inner = mesh.spec.dp * mesh.spec.tp
+    members = [[first * inner + place, last * inner + place] for place in range(inner)]
+    group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call,unused-ignore]
+    return "" if group is None else str(group.group_name)
