@@ -119,7 +119,7 @@ class TiedStages:
         return cls(
             originals=() if first is None else tuple(map(first.get_parameter, names.values())),
             copies=() if last is None else tuple(map(last.get_parameter, names)),
-            group=_group_of_ranks(mesh, owners[0], owners[-1]) if owners[0] != owners[-1] else "",
+            group=mesh.group_of_stages(owners[0], owners[-1]),
         )
 
     def sum_gradients(self) -> None:
@@ -145,15 +145,3 @@ class TiedStages:
             local(copy.detach()).copy_(local(original.detach()))
             for name, value in optimizer.state[copy].items():
                 local(value).copy_(local(optimizer.state[original][name]))
-
-
-def _group_of_ranks(mesh: Mesh, first: int, last: int) -> str:
-    """Return the name of the group of two ranks of this rank's pipeline; empty if it is neither. Every rank of the
-    job calls it.
-    """
-    if mesh.pp.size == 2:
-        return mesh.pp.group
-    inner = mesh.spec.dp * mesh.spec.tp
-    members = [[first * inner + place, last * inner + place] for place in range(inner)]
-    group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call,unused-ignore]
-    return "" if group is None else str(group.group_name)

@@ -24,11 +24,13 @@ from service.formats.onnx.kinds import FLOATS, OnnxError, first_line
 from service.formats.onnx.model_file import INNER, Outline, opset_of, outline, outline_of, parse
 from service.formats.onnx.operators import OPERATORS, advice
 from service.formats.onnx.outputs import texts_in
+from service.formats.onnx.pools import ONLY_PADDING, holds_padding_only, listed, pads_of, windows_along
 
 __all__ = [
     "FLOATS",
     "INNER",
     "LARGEST_READ",
+    "ONLY_PADDING",
     "OPERATORS",
     "SEQUENCES",
     "ChoiceError",
@@ -46,7 +48,9 @@ __all__ = [
     "goes_on",
     "graph_input",
     "graphs_in",
+    "holds_padding_only",
     "inputs_of",
+    "listed",
     "name_of",
     "names_in",
     "operator_of",
@@ -54,12 +58,14 @@ __all__ = [
     "ordered",
     "outline",
     "outline_of",
+    "pads_of",
     "parse",
     "precision_of",
     "read_by",
     "read_message",
     "texts_in",
     "unpacked",
+    "windows_along",
     "with_labels",
     "working_nodes",
 ]

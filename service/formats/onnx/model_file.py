@@ -40,7 +40,7 @@ from service.formats.onnx.outputs import (
     scores_only,
     without_maps,
 )
-from service.formats.onnx_pools import ONLY_PADDING, pools_of_padding
+from service.formats.onnx.pools import ONLY_PADDING, pools_of_padding
 
 OPSETS = range(8, 25)
 INNER = (
