@@ -51,7 +51,7 @@ def unpacked(data: bytes, most: int) -> bytes:
 def message_of(content: bytes) -> onnx.ModelProto:
     """Return the file's model unchanged, with the weights of a zip in their places. Raises :class:`OnnxError`."""
     try:
-        model = _joined(content, LARGEST, _message, tensors_in) if content.startswith(_ZIP) else _message(content)
+        model = _join_weights(content, LARGEST, _message, tensors_in) if content.startswith(_ZIP) else _message(content)
     except ArchiveError as error:
         raise OnnxError(str(error)) from error
     check_texts(model)
@@ -71,7 +71,7 @@ def _message(content: bytes) -> onnx.ModelProto:
         raise OnnxError(f"the file is not an ONNX model: {first_line(error)}") from error
 
 
-def _joined(
+def _join_weights(
     content: bytes, most: int, read_model: Callable[[bytes], onnx.ModelProto], tensors: Tensors
 ) -> onnx.ModelProto:
     """Return the model of a zip, with all weights in it. Raises :class:`ArchiveError`.
