@@ -20,6 +20,7 @@ from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Dataset, Split
+from service.models.parallelize import ModelRecipe
 from service.parallel import distributed
 from service.parallel import mesh as meshes
 from service.training.loop import Loop
@@ -61,6 +62,7 @@ def loop_of(row: Row, folder: Path, device: torch.device, *, smoke: bool, steps:
         config=config,
         dataset=random_tokens(BATCHES * spec.batch.global_, sequence, config.vocab_size, device),
         compile_modes={"train": row.backend(smoke=smoke)} if row.compiled else {},
+        recipe=ModelRecipe.from_spec(spec),
         state=torch.bfloat16 if row.bf16_state else torch.float32,
     )
     mesh = meshes.build(spec.parallel, device.type)

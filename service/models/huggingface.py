@@ -107,7 +107,7 @@ def write(
 
     A table that embedding and head share is written once. ``tokenizer`` is a ``tokenizer.json`` that goes with them.
     """
-    names, wanted = their_names(config), torch_dtype(dtype)
+    wanted, names = torch_dtype(dtype), their_names(config)
     tensors = {theirs: weights[ours].to(wanted).contiguous() for ours, theirs in names.items()}
     with atomic_draft(folder) as draft:
         draft.mkdir(parents=True)

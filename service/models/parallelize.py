@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -180,7 +180,6 @@ def _keeping_buffers(module: nn.Module, within: AbstractContextManager[Any]) -> 
 
 
 Fingerprint = dict[str, str | int | float]
-ABSENT = "absent"
 
 
 def fingerprint(config: ModelConfig, recipe: ModelRecipe, device: torch.device) -> Fingerprint:
@@ -217,15 +216,6 @@ def _architecture(device: torch.device) -> str:
         return platform.machine()
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor} {torch.cuda.get_device_name(device)}"
-
-
-def difference(
-    recorded: Mapping[str, str | int | float], own: Mapping[str, str | int | float]
-) -> list[tuple[str, str | int | float, str | int | float]]:
-    """Return the fields that differ, as ``(field, recorded, own)`` by name; a missing one counts as ``absent``."""
-    names = sorted(recorded.keys() | own.keys())
-    pairs = ((name, recorded.get(name, ABSENT), own.get(name, ABSENT)) for name in names)
-    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def plain(value: object) -> str | int | float:

@@ -104,6 +104,20 @@ class Mesh:
         """Return the global ranks of this rank's pipeline, first stage first."""
         return tuple(self.rank + (index - self.pp.rank) * self.spec.dp * self.spec.tp for index in range(self.pp.size))
 
+    def group_of_stages(self, first: int, last: int) -> str:
+        """Make the groups of these two ranks of each pipeline; return the name of this rank's, empty if it is in none.
+
+        Every rank of the job calls it. It is empty, too, if both are one rank.
+        """
+        if first == last:
+            return ""
+        if self.pp.size == 2:
+            return self.pp.group
+        inner = self.spec.dp * self.spec.tp
+        members = [[first * inner + place, last * inner + place] for place in range(inner)]
+        group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call,unused-ignore]
+        return "" if group is None else str(group.group_name)
+
 
 def coordinates(spec: ParallelSpec, rank: int) -> dict[str, int]:
     """Return the position of a global rank along each dimension."""

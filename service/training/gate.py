@@ -16,34 +16,37 @@ from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig
-from service.jobs.spec.objective import CrossEntropy
-from service.jobs.spec.train import TrainSpec
+from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 from service.models import build
 from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, compiles_blocks, load_portable
-from service.models.parallelize import Fingerprint, ModelRecipe, difference, fingerprint
+from service.models.parallelize import Fingerprint, ModelRecipe, fingerprint
 
 MODES = tuple(name for name in COMPILE_MODES if name != "eager")
 """The compile modes, from the one that compiles least to the one that compiles most."""
+
+
+ABSENT = "absent"
 
 
 class GateError(RefusedError, RuntimeError):
     """The report does not allow the compilation that the spec asks for."""
 
 
-def gate_fingerprints(config: ModelConfig, spec: TrainSpec, device: torch.device) -> list[Fingerprint]:
+def gate_fingerprints(
+    config: ModelConfig, recipe: ModelRecipe, objective: ObjectiveSpec, device: torch.device
+) -> list[Fingerprint]:
     """Return the fingerprints of the gates that a job accepts: of its model in one piece and, with a pipeline, of its
     very stages.
 
     A pipeline whose model is compiled block by block has the graphs of the model in one piece. Compile jobs minimise
     cross entropy, so any other objective is a field that their reports lack.
     """
-    recipe = ModelRecipe.from_spec(spec)
     whole = replace(recipe, pipeline=None)
     if compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
         whole = replace(whole, parallel=recipe.parallel.model_copy(update={"pp": 1}))
     recipes = [whole] if recipe.pipeline is None else [whole, recipe]
-    objective: Fingerprint = {} if spec.objective == CrossEntropy() else {"objective": spec.objective.name}
-    return [fingerprint(config, recipe, device) | objective for recipe in recipes]
+    added: Fingerprint = {} if objective == CrossEntropy() else {"objective": objective.name}
+    return [fingerprint(config, recipe, device) | added for recipe in recipes]
 
 
 def allowed_modes(
@@ -125,6 +128,13 @@ def _check_fingerprint(gate: Mapping[str, Any], accepted: Sequence[Fingerprint],
             f"{field} is {mine!r} here and {theirs!r} in the report" for field, theirs, mine in differing
         )
         raise GateError(f"compile.gate: {job} was run for another configuration: {fields}")
+
+
+def difference(recorded: Fingerprint, own: Fingerprint) -> list[tuple[str, str | int | float, str | int | float]]:
+    """Return the fields that differ, as ``(field, recorded, own)`` by name; a missing one counts as ``absent``."""
+    names = sorted(recorded.keys() | own.keys())
+    pairs = ((name, recorded.get(name, ABSENT), own.get(name, ABSENT)) for name in names)
+    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def _check_micro_batches(gate: Mapping[str, Any], micro_batches: int, job: str) -> None:

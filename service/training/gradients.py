@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from service.parallel import collectives
+from service.parallel.mesh import Mesh
+from service.parallel.tensor.placement import tied_names
 from service.torch_internals.table import internal
 
 
@@ -98,6 +100,22 @@ class TiedStages:
     originals: tuple[nn.Parameter, ...] = ()
     copies: tuple[nn.Parameter, ...] = ()
     group: str = ""
+
+    @classmethod
+    def between(cls, stages: Mapping[int, nn.Module], owners: Sequence[int], mesh: Mesh) -> TiedStages:
+        """Return those among this rank's ``stages`` of a pipeline whose stage s belongs to pipeline rank ``owners[s]``.
+
+        Every rank of the job calls it, since it may make a group.
+        """
+        names = tied_names(next(iter(stages.values()))) if len(owners) > 1 else {}
+        if not names:
+            return cls()
+        first, last = stages.get(0), stages.get(len(owners) - 1)
+        return cls(
+            originals=() if first is None else tuple(map(first.get_parameter, names.values())),
+            copies=() if last is None else tuple(map(last.get_parameter, names)),
+            group=mesh.group_of_stages(owners[0], owners[-1]),
+        )
 
     def sum_gradients(self) -> None:
         """Give original and copy the sum of their gradients; the ranks of both stages call it together."""

@@ -72,11 +72,12 @@ def _publish(training: Training, loop: Loop) -> None:
     """Publish the finished model and the checkpoints that were kept, without a collective."""
     paths, report = training.context.paths, training.context.report
     saved = checkpoint.require(paths.checkpoints / f"step_{loop.step}")
+    tokenizer = _tokenizer(training)
     weights, about = _export_model(saved, paths.artifacts, training.config, training.origin)
     report.artifact(weights)
     report.artifact(about, "application/json")
     if (dtype := training.spec.export.huggingface) is not None:
-        report.artifact(_export_huggingface(weights, training.config, dtype, _tokenizer(training)))
+        report.artifact(_export_huggingface(weights, training.config, dtype, tokenizer))
     for kept in checkpoint.complete(paths.checkpoints):
         report.artifact(kept.path)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig, TransformerConfig
-from service.jobs.spec.train import ExportSpec, TrainSpec
-from service.models import FamilyConfig, Model, Weights, build, data, load_into
+from service.jobs.spec.train import TrainSpec
+from service.models import Model, Weights, build, data, load_into
 from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignore, without_ignored
 from service.models.parallelize import ModelRecipe, parallelize
@@ -26,9 +25,7 @@ from service.parallel.boundary import HeldResult, StepBoundary
 from service.parallel.collectives import agree
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
-from service.parallel.tensor.placement import tied_names
 from service.schedules import generator
-from service.schedules.schedule import Schedule
 from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, build_engine
 from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest_mode
 from service.training.gradients import TiedStages
@@ -44,13 +41,14 @@ class TrainingInputs:
     """Holds the inputs of a run.
 
     ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``labels`` is a digest of those in the
-    data set. ``weights`` replace random ones.
+    data set. ``weights`` replace random ones. The gate was read for ``recipe``, which the model gets.
     ``state`` is the type of parameters, gradients and moments; a spec's precision means float32.
     """
 
     config: ModelConfig
     dataset: Dataset
     compile_modes: dict[Phase, str]
+    recipe: ModelRecipe
     labels: str = ""
     weights: Weights | None = None
     state: torch.dtype = torch.float32
@@ -115,34 +113,34 @@ def check_batch(spec: TrainSpec) -> None:
 def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> TrainingInputs:
     """Load weights, data and compiled code that the spec names, and read from the gate what may be compiled."""
     config, weights = resolve(spec.model, context.data)
-    _check_export(spec.export, config)
+    if spec.export.huggingface is not None and not isinstance(config, TransformerConfig):
+        raise ValueError(
+            f"export.huggingface={spec.export.huggingface!r} needs a transformer; "
+            f"this model is of family {config.family!r}"
+        )
+    recipe = ModelRecipe.from_spec(spec)
     dataset = data.load(spec.data, context.data)
     labels = digest_of_labels(dataset)
     agree({f"the labels that data.source={spec.data.source!r} gives": labels})
-    fingerprints = gate_fingerprints(config, spec, device)
+    fingerprints = gate_fingerprints(config, recipe, spec.objective, device)
     compile_modes = allowed_modes(spec.compile, fingerprints, context.data, spec.micro_batches, spec.stages)
     load_caches(spec.compile, compile_modes, context)
-    return TrainingInputs(config, dataset.to(device), compile_modes, labels, weights)
-
-
-def _check_export(export: ExportSpec, config: FamilyConfig) -> None:
-    """Raise ``ValueError`` if the model cannot be written in the form that the spec asks for."""
-    if export.huggingface is not None and not isinstance(config, TransformerConfig):
-        raise ValueError(
-            f"export.huggingface={export.huggingface!r} needs a transformer; this model is of family {config.family!r}"
-        )
+    return TrainingInputs(config, dataset.to(device), compile_modes, recipe, labels, weights)
 
 
 def assemble(
     spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh, inputs: TrainingInputs
 ) -> Training:
     """Build the parts of a run over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
-    schedule = _plan_pipeline(spec)
     objective = _build_objective(spec, mesh, inputs.config)
+    parameters = sum(parameter.numel() for parameter in build(inputs.config, device="meta").parameters())
+    pipeline, pp = spec.pipeline, spec.parallel.pp
+    schedule = generator(pipeline.schedule)(pp, pipeline.stages_per_rank, spec.micro_batches) if pp > 1 else None
+    owners = (0,) if schedule is None else schedule.owners
     dataset = inputs.dataset
     if not objective.ignores:
         dataset = without_ignored(dataset, f"objective.name={spec.objective.name!r}")
-    stages = _build_stages(spec, device, mesh, inputs, objective=objective, schedule=schedule)
+    stages = _build_stages(spec, device, mesh, inputs, objective=objective, owners=owners)
     boundary = _build_boundary(stages, inputs.compile_modes, context)
     shares = SharesOfLabels(mesh.dp.group) if may_ignore(dataset.train) else SharesOfSamples(spec.batch.global_)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule, shares=shares)
@@ -156,25 +154,18 @@ def assemble(
         order=BatchOrder(spec.seed, len(dataset.train), spec.batch.global_),
         objective=objective,
         stages=stages,
-        tied=_find_tied(stages, schedule, mesh),
+        tied=TiedStages.between(stages, owners, mesh),
         boundary=boundary,
         engine=engine,
         optimizer=OPTIMIZERS[spec.optimizer.name].build(stages.values(), spec.optimizer, device),
         compile_modes=inputs.compile_modes,
-        parameters=sum(parameter.numel() for parameter in build(inputs.config, device="meta").parameters()),
+        parameters=parameters,
         origin={
             "parallel": spec.parallel.model_dump(),
             "data_sha256": dataset.sha256,
             "labels_sha256": inputs.labels,
         },
     )
-
-
-def _plan_pipeline(spec: TrainSpec) -> Schedule | None:
-    """Return the schedule of the spec's pipeline; ``None`` without one."""
-    if spec.parallel.pp == 1:
-        return None
-    return generator(spec.pipeline.schedule)(spec.parallel.pp, spec.pipeline.stages_per_rank, spec.micro_batches)
 
 
 def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:
@@ -190,27 +181,20 @@ def _build_stages(
     inputs: TrainingInputs,
     *,
     objective: Objective,
-    schedule: Schedule | None,
+    owners: Sequence[int],
 ) -> dict[int, nn.Module]:
-    """Build this rank's pipeline stages, by number: draw or load their weights, and apply the spec's recipe to them."""
-    recipe = ModelRecipe.from_spec(spec)
+    """Build the stages that this rank owns, by number: draw or load their weights, and apply the recipe to them."""
     modes = inputs.compile_modes
     stages = {}
-    for part in _local_parts(schedule, mesh):
+    for part in (Part(stage, len(owners)) for stage, owner in enumerate(owners) if owner == mesh.pp.rank):
         stage = build(inputs.config, mesh, dtype=inputs.state, device=device, seed=spec.seed, part=part)
         if inputs.weights is not None and spec.resume is None:
             load_into(stage, inputs.weights)
         objective.adapt(stage, part)
         compile_mode = COMPILE_MODES[lowest_mode(modes)] if modes else None
-        parallelize(stage, recipe, mesh, units=objective.units(stage), compile_mode=compile_mode)
+        parallelize(stage, inputs.recipe, mesh, units=objective.units(stage), compile_mode=compile_mode)
         stages[part.stage] = stage
     return stages
-
-
-def _local_parts(schedule: Schedule | None, mesh: Mesh) -> list[Part]:
-    """Return the parts of the model that this rank holds, by the schedule's assignment."""
-    owners = (0,) if schedule is None else schedule.owners
-    return [Part(stage, len(owners)) for stage, owner in enumerate(owners) if owner == mesh.pp.rank]
 
 
 def _build_boundary(
@@ -227,34 +211,3 @@ def _build_boundary(
     replayed = any(COMPILE_MODES[mode].cuda_graphs for mode in compile_modes.values())
     modules = {f"stage {number}": stage for number, stage in stages.items()}
     return StepBoundary(modules, audit_every=_AUDIT_EVERY if replayed else 0, on_held=report_held)
-
-
-def _find_tied(stages: Mapping[int, nn.Module], schedule: Schedule | None, mesh: Mesh) -> TiedStages:
-    """Return the tied parameters among this rank's stages; every rank calls it, as it may make a group."""
-    if schedule is None:
-        return TiedStages()
-    names = tied_names(next(iter(stages.values())))
-    if not names:
-        return TiedStages()
-    first, last = schedule.owners[0], schedule.owners[-1]
-    return TiedStages(
-        originals=_named(stages.get(0), names.values()),
-        copies=_named(stages.get(len(schedule.owners) - 1), names.keys()),
-        group=_group_of_stages(mesh, first, last) if first != last else "",
-    )
-
-
-def _group_of_stages(mesh: Mesh, first: int, last: int) -> str:
-    """Return the name of the group of this rank and its peer, if it is one of the two ranks of its pipeline;
-    empty otherwise. Every rank of the job must call it.
-    """
-    if mesh.pp.size == 2:
-        return mesh.pp.group
-    inner = mesh.spec.dp * mesh.spec.tp
-    members = [[first * inner + place, last * inner + place] for place in range(inner)]
-    group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call,unused-ignore]
-    return "" if group is None else str(group.group_name)
-
-
-def _named(stage: nn.Module | None, names: Iterable[str]) -> tuple[nn.Parameter, ...]:
-    return () if stage is None else tuple(stage.get_parameter(name) for name in names)

@@ -143,7 +143,7 @@ def random_domains(domain_bounds: DomainBounds, count: int, depth: int, generato
     at = torch.where(kinked[index], torch.zeros_like(share), lower + share * (upper - lower))
     sign = torch.where((lower <= at) & (at <= upper), sign, 0.0)
     beta = 2 * torch.randn(count, depth, generator=generator, dtype=torch.float64)
-    many = root.repeated(count)
+    many = root.repeat(count)
     slopes = torch.rand(many.slopes.shape, generator=generator, dtype=torch.float64)
     weights = torch.rand(many.weights.shape, generator=generator, dtype=torch.float64) + 0.01
     return many.with_(index=index, sign=sign, at=at, beta=beta, slopes=slopes, weights=weights)

@@ -18,7 +18,7 @@ def tree_of(rounds: int, most: int = 400) -> SearchTree:
         margins = torch.full((2, count), -1.0 / (depth + 2))
         halves = tree.split(waiting, torch.full((count,), depth), torch.zeros(count), margins).flatten()
         proved = min(depth, 1)
-        tree.proved(halves[:proved], torch.full((proved,), 0.25))
+        tree.record_proofs(halves[:proved], torch.full((proved,), 0.25))
         waiting = halves[proved:]
     return tree
 

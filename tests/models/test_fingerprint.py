@@ -13,7 +13,8 @@ from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import ShardingSpec
-from service.models.parallelize import ModelRecipe, difference, fingerprint
+from service.models.parallelize import ModelRecipe, fingerprint
+from service.training.gate import difference
 
 CPU = torch.device("cpu")
 MODEL = MlpConfig(in_features=64, hidden=(32, 32), out_features=10)

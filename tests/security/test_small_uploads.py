@@ -13,7 +13,8 @@ from serving import problems, stored
 
 from service.formats.archive import FREE_COMPRESSED, Unpacking, UploadError
 from service.formats.onnx import OnnxError
-from service.formats.onnx.model_file import MOST_FIELDS, parse_unpacked
+from service.formats.onnx.content import MOST_FIELDS
+from service.formats.onnx.model_file import parse_unpacked
 from service.formats.protobuf import has_more_fields
 from service.jobs.checks.queries import MOST_SHOWN
 from service.jobs.files import DataLayout

@@ -20,8 +20,15 @@ from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
 from service.jobs.spec.train import PipelineSpec, TrainSpec
-from service.models.parallelize import ModelRecipe, difference, fingerprint
-from service.training.gate import GateError, allowed_modes, gate_fingerprints, lowest_mode, portable_caches
+from service.models.parallelize import ModelRecipe, fingerprint
+from service.training.gate import (
+    GateError,
+    allowed_modes,
+    difference,
+    gate_fingerprints,
+    lowest_mode,
+    portable_caches,
+)
 
 GATE = "job_" + "g" * 20
 MLP, TRANSFORMER = MlpConfig(in_features=64, hidden=(8, 8), out_features=10), TransformerConfig(layers=2)
@@ -99,7 +106,10 @@ def test_what_fsdp_keeps_between_micro_batches_is_part_of_the_configuration(
     job = TrainSpec.model_validate({**common, "data": {"source": "digits"}, "steps": 1, **own})
     of_check = fingerprint(MLP, ModelRecipe.from_spec(check), CPU)
     publish(data, {"gate": {**PASSED, "fingerprint": of_check}})
-    choice, mine = CompileChoice(train=True, gate=GATE), gate_fingerprints(MLP, job, CPU)
+    choice, mine = (
+        CompileChoice(train=True, gate=GATE),
+        gate_fingerprints(MLP, ModelRecipe.from_spec(job), job.objective, CPU),
+    )
     if field is None:
         assert allowed_modes(choice, mine, data, job.micro_batches) == {"train": "inductor"}
     else:
@@ -203,5 +213,5 @@ def test_stages_take_the_gate_of_the_whole_where_blocks_are_compiled_one_by_one(
         {"model": config.model_dump(), "data": {"source": "digits"}, "steps": 1, "parallel": {"pp": 2}, **change}
     )
     checked = fingerprint(config, ModelRecipe(), CPU)
-    found = difference(checked, gate_fingerprints(config, spec, CPU)[0])
+    found = difference(checked, gate_fingerprints(config, ModelRecipe.from_spec(spec), spec.objective, CPU)[0])
     assert [field for field, _, _ in found] == differing

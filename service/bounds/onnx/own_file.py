@@ -14,7 +14,7 @@ from onnx import helper
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.reading import CannotRunError
 from service.bounds.operators.conversion import Array
-from service.formats.onnx import LARGEST, batch_of_one, first_line, inputs_of, message_of, unpacked
+from service.formats.onnx import batch_of_one, first_line, inputs_of, read_message
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class OwnFile:
     def _session(self) -> tuple[Any, list[tuple[str, tuple[int, ...], np.dtype[Any]]]]:
         import onnxruntime  # noqa: PLC0415 - it starts a thread, which a process to be forked must not have
 
-        model = _with_outputs(message_of(unpacked(self.read(), LARGEST)), self.outputs)
+        model = _with_outputs(read_message(self.read()), self.outputs)
         inputs = [
             (each.name, batch_of_one(each), helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type))
             for each in inputs_of(model)

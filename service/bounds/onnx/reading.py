@@ -7,7 +7,7 @@ The model is read at a batch of one, where every shape is a number. What does no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
-from service.bounds.onnx.unrolled import renamed, with_loops_unrolled, without_sequences
+from service.bounds.onnx.unrolled import written_out
 from service.bounds.onnx.whole_numbers import checked
 from service.bounds.operators.conversion import Array, Call
 from service.formats.onnx import (
@@ -26,12 +26,9 @@ from service.formats.onnx import (
     OPERATORS,
     OnnxError,
     batch_of_one,
-    constant_conditions,
-    counted_loops,
     first_line,
     graph_input,
     name_of,
-    names_in,
     operator_of,
     opset_of,
     precision_of,
@@ -124,19 +121,9 @@ def parse(data: bytes) -> onnx.ModelProto:
         raise UnsupportedModelError(str(error)) from error
 
 
-def taken(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with the branch in the place of each ``If`` whose condition is a constant, with loops written
-    out and without sequences.
-    """
-    written = with_loops_unrolled(_with_branches_taken(model, _values), _values)
-    while constant_conditions(written) or counted_loops(written):
-        written = with_loops_unrolled(_with_branches_taken(written, _values), _values)
-    return without_sequences(written, _values)
-
-
 def describe(model: onnx.ModelProto) -> Description:
-    """Split the model, whose branches are :func:`taken`, into calls and constants."""
-    model = taken(model)
+    """Split the model, :func:`written_out`, into calls and constants."""
+    model = written_out(model, values_of)
     given = graph_input(model)
     opset = opset_of(model)
     calls = _told_apart([call_of(node, index, opset) for index, node in working_nodes(model)])
@@ -148,7 +135,7 @@ def describe(model: onnx.ModelProto) -> Description:
         if not call.outputs[0] and call.operator not in _LATER_OUTPUTS_ALONE:
             raise call.refuse("its first output has no name")
     names = {name for call in calls for name in (*call.inputs, *call.outputs) if name}
-    values = _values(model, names - texts_in(model))
+    values = values_of(model, names - texts_in(model))
     calls, depends = _with_entries(calls, values, given.name)
     outputs = tuple(output.name for output in model.graph.output)
     for name in outputs:
@@ -228,7 +215,7 @@ def _attribute(call: Call, entry: onnx.AttributeProto) -> Any:
         raise call.refuse(f"attribute {entry.name!r} cannot be read: {first_line(error)}") from error
 
 
-def _values(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:
+def values_of(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:
     """Return every named value, for an input of zeros: the constants' own, the others for their shapes."""
     known = {tensor.name: _array(tensor) for tensor in model.graph.initializer if tensor.name in names}
     given = graph_input(model)
@@ -251,45 +238,3 @@ def _array(tensor: TensorProto) -> Array:
     except (TypeError, ValueError, KeyError) as error:
         reason = f"initializer {tensor.name!r} cannot be read: {first_line(error)}"
         raise UnsupportedModelError(reason) from error
-
-
-Evaluate = Callable[[onnx.ModelProto, set[str]], Mapping[str, Array]]
-
-
-def _with_branches_taken(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
-    """Return the model without any ``If`` that does not ask the input; ``evaluate`` gives values of constants.
-
-    Exporters write them where a shape decides, as for ``squeeze``.
-    """
-    while chosen := constant_conditions(model):
-        values = evaluate(model, {node.input[0] for node in chosen.values()})
-        taken = onnx.ModelProto()
-        taken.CopyFrom(model)
-        taken.graph.ClearField("node")
-        for index, node in enumerate(model.graph.node):
-            if index in chosen:
-                _put(taken.graph, node, index, bool(values[node.input[0]].all()))
-            else:
-                taken.graph.node.append(node)
-        model = taken
-    return model
-
-
-def _put(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, condition: bool) -> None:
-    """Add the branch that is taken, its values under names that nothing else has."""
-    wanted = "then_branch" if condition else "else_branch"
-    branch = next(each.g for each in node.attribute if each.name == wanted)
-    place = f"{name_of(node, index)}.{index}.{wanted}"
-    names = {name: f"{place}.{name}" for name in names_in(branch)}
-    for tensor in branch.initializer:
-        graph.initializer.add().CopyFrom(tensor)
-        graph.initializer[-1].name = names[tensor.name]
-    for sparse in branch.sparse_initializer:
-        graph.sparse_initializer.add().CopyFrom(sparse)
-        graph.sparse_initializer[-1].values.name = names[sparse.values.name]
-    for inner in branch.node:
-        graph.node.add().CopyFrom(inner)
-        renamed(graph.node[-1], names)
-    for given, output in zip(branch.output, node.output, strict=True):
-        if output:
-            graph.node.append(helper.make_node("Identity", [names.get(given.name, given.name)], [output]))

@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from service.bounds.onnx.model import OnnxModel, is_float, model_of
-from service.bounds.onnx.reading import Description, call_of, describe, parse, taken
+from service.bounds.onnx.reading import Description, call_of, describe, parse, values_of
+from service.bounds.onnx.unrolled import written_out
 from service.bounds.operators.conversion import Array, Call
 from service.formats.onnx import FLOATS, graph_input, opset_of, precision_of
 
@@ -32,7 +33,7 @@ def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
 
     Raises :class:`UnsupportedModelError` if it cannot be read.
     """
-    model = taken(parse(content))
+    model = written_out(parse(content), values_of)
     found = describe(model)
     folder.mkdir(parents=True)
     (folder / NODES).write_bytes(_without_weights(model, found.calls).SerializeToString())

@@ -1,4 +1,6 @@
-"""Loops with a constant number of rounds, and sequences, written out as the nodes that they come to."""
+"""Branches that a constant chooses, loops with a constant number of rounds, and sequences, written out as the nodes
+that they come to.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from service.formats.onnx import (
     SEQUENCES,
     Dependence,
     body_of,
+    constant_conditions,
     counted_loops,
-    depending,
+    dependence_of,
     goes_on,
     graphs_in,
     name_of,
@@ -32,11 +35,60 @@ MOST_NODES = 2**14
 Evaluate = Callable[[onnx.ModelProto, set[str]], Mapping[str, Array]]
 
 
-def with_loops_unrolled(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
+def written_out(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
+    """Return the model with the branch in the place of each ``If`` whose condition is a constant, with loops written
+    out and without sequences; ``evaluate`` gives values of constants, and values of others for their shapes.
+    """
+    while True:
+        model = _with_loops_unrolled(_with_branches_taken(model, evaluate), evaluate)
+        if not constant_conditions(model, dependence_of(model)):  # a round may bring branches
+            return _without_sequences(model, evaluate)
+
+
+def _with_branches_taken(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
+    """Return the model without any ``If`` that does not ask the input; ``evaluate`` gives values of constants.
+
+    Exporters write them where a shape decides, as for ``squeeze``.
+    """
+    while chosen := constant_conditions(model, dependence_of(model)):
+        values = evaluate(model, {node.input[0] for node in chosen.values()})
+        taken = onnx.ModelProto()
+        taken.CopyFrom(model)
+        taken.graph.ClearField("node")
+        for index, node in enumerate(model.graph.node):
+            if index in chosen:
+                _put_branch(taken.graph, node, index, bool(values[node.input[0]].all()))
+            else:
+                taken.graph.node.append(node)
+        model = taken
+    return model
+
+
+def _put_branch(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, condition: bool) -> None:
+    """Add the branch that is taken, its values under names that nothing else has."""
+    wanted = "then_branch" if condition else "else_branch"
+    branch = next(each.g for each in node.attribute if each.name == wanted)
+    place = f"{name_of(node, index)}.{index}.{wanted}"
+    names = {name: f"{place}.{name}" for name in names_in(branch)}
+    for tensor in branch.initializer:
+        graph.initializer.add().CopyFrom(tensor)
+        graph.initializer[-1].name = names[tensor.name]
+    for sparse in branch.sparse_initializer:
+        graph.sparse_initializer.add().CopyFrom(sparse)
+        graph.sparse_initializer[-1].values.name = names[sparse.values.name]
+    for inner in branch.node:
+        graph.node.add().CopyFrom(inner)
+        renamed(graph.node[-1], names)
+    for given, output in zip(branch.output, node.output, strict=True):
+        if output:
+            graph.node.append(helper.make_node("Identity", [names.get(given.name, given.name)], [output]))
+
+
+def _with_loops_unrolled(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
     """Return the model with the rounds of each loop one after the other; ``evaluate`` gives values of constants, and
     values of others for their shapes.
     """
-    while counted := counted_loops(model):
+    while counted := counted_loops(model, dependence_of(model)):
         wanted = {name for node in counted.values() for name in _asked(node)}
         values = evaluate(model, wanted) if wanted else {}
         read = {name for node in model.graph.node for name in read_by(node)} | {
@@ -199,11 +251,11 @@ def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
             output.name = outer.get(output.name, output.name)
 
 
-def without_sequences(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
+def _without_sequences(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
     """Return the model with tensors in the place of the sequences that they are read from."""
     if not any(node.op_type in SEQUENCES for node in model.graph.node):
         return model
-    depends = depending(model)
+    depends = dependence_of(model)
     chosen = {
         name
         for node in model.graph.node

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.operators.conversion import Array, Call, Converter, Shape, Value, Values, optional, repeated
-from service.formats.onnx_pools import ONLY_PADDING, holds_padding_only, listed, pads_of, windows_along
+from service.formats.onnx import ONLY_PADDING, holds_padding_only, listed, pads_of, windows_along
 
 CONVOLVE: Mapping[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 TRANSPOSED: Mapping[int, Callable[..., Tensor]] = {

@@ -1,39 +1,36 @@
 """Reads ONNX models without torch: their outline, what they depend on, and why one is refused."""
 
-from service.formats.onnx.checks import FLOATS, name_of
+from service.formats.onnx.checks import name_of
 from service.formats.onnx.choices import ChoiceError, chosen, with_labels
-from service.formats.onnx.dependence import Dependence, graphs_in, names_in, ordered, read_by
-from service.formats.onnx.halves import precision_of
-from service.formats.onnx.inputs import inputs_of, texts_in
-from service.formats.onnx.model_file import (
-    INNER,
-    LARGEST,
-    LARGEST_READ,
-    OnnxError,
-    Outline,
-    batch_of_one,
+from service.formats.onnx.content import LARGEST_READ, read_message, unpacked
+from service.formats.onnx.dependence import (
+    SEQUENCES,
+    Dependence,
+    body_of,
     constant_conditions,
     counted_loops,
-    depending,
-    first_line,
-    graph_input,
-    message_of,
+    dependence_of,
+    goes_on,
+    graphs_in,
+    names_in,
     operator_of,
-    opset_of,
-    outline,
-    outline_of,
-    parse,
-    unpacked,
+    ordered,
+    read_by,
     working_nodes,
 )
+from service.formats.onnx.halves import precision_of
+from service.formats.onnx.inputs import batch_of_one, graph_input, inputs_of
+from service.formats.onnx.kinds import FLOATS, OnnxError, first_line
+from service.formats.onnx.model_file import INNER, Outline, opset_of, outline, outline_of, parse
 from service.formats.onnx.operators import OPERATORS, advice
-from service.formats.onnx.rounds import SEQUENCES, body_of, goes_on
+from service.formats.onnx.outputs import texts_in
+from service.formats.onnx.pools import ONLY_PADDING, holds_padding_only, listed, pads_of, windows_along
 
 __all__ = [
     "FLOATS",
     "INNER",
-    "LARGEST",
     "LARGEST_READ",
+    "ONLY_PADDING",
     "OPERATORS",
     "SEQUENCES",
     "ChoiceError",
@@ -46,13 +43,14 @@ __all__ = [
     "chosen",
     "constant_conditions",
     "counted_loops",
-    "depending",
+    "dependence_of",
     "first_line",
     "goes_on",
     "graph_input",
     "graphs_in",
+    "holds_padding_only",
     "inputs_of",
-    "message_of",
+    "listed",
     "name_of",
     "names_in",
     "operator_of",
@@ -60,11 +58,14 @@ __all__ = [
     "ordered",
     "outline",
     "outline_of",
+    "pads_of",
     "parse",
     "precision_of",
     "read_by",
+    "read_message",
     "texts_in",
     "unpacked",
+    "windows_along",
     "with_labels",
     "working_nodes",
 ]

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite, isnan, prod
-from typing import Any
 
-import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from service.formats.onnx.dependence import DRAWING, graphs_in
+from service.formats.onnx.dependence import graphs_in
+from service.formats.onnx.kinds import FLOATS, OnnxError, type_name
 
-FLOATS: Mapping[int, type[np.floating[Any]]] = {
-    TensorProto.FLOAT: np.float32,
-    TensorProto.DOUBLE: np.float64,
-    TensorProto.FLOAT16: np.float16,
-}
 _NUMBERS = (
     *FLOATS, TensorProto.BFLOAT16, TensorProto.BOOL,
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 )  # fmt: skip
+_DRAWING = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Operators whose result is another one at each run."""
 _MAY_BE_INFINITE = {"Clip", "Constant", "Pad"}
 """Operators whose attributes may be infinite: as no limit, or as a number below every value."""
 _BITS: Mapping[int, int] = {
@@ -30,10 +28,6 @@ _BITS: Mapping[int, int] = {
     TensorProto.UINT4: 4,
 }
 """The bits of an entry, by its type."""
-
-
-class OnnxError(ValueError):
-    """The file is not an ONNX model of a form that can be read."""
 
 
 def check_texts(model: onnx.ModelProto) -> None:
@@ -58,7 +52,7 @@ def check_repeatable(model: onnx.ModelProto) -> None:
         graph = open_.pop()
         for index, node in enumerate(graph.node):
             open_ += graphs_in(node)
-            if node.op_type in DRAWING:
+            if node.op_type in _DRAWING:
                 raise OnnxError(f"ONNX {node.op_type} (node {name_of(node, index)!r}) draws random numbers")
             if node.op_type == "Dropout" and not all(_is_false(graph, name) for name in node.input[2:]):
                 raise OnnxError(f"ONNX Dropout (node {name_of(node, index)!r}): only training_mode false is supported")
@@ -137,11 +131,6 @@ def check_numbers(where: str, node: onnx.NodeProto, attribute: onnx.AttributePro
     refused = isnan if node.op_type in _MAY_BE_INFINITE else lambda each: not isfinite(each)
     for number in filter(refused, [attribute.f, *attribute.floats]):
         raise OnnxError(f"{where} is {number}; expected a finite number")
-
-
-def type_name(kind: int) -> str:
-    known = TensorProto.DataType.values()
-    return str(TensorProto.DataType.Name(kind)) if kind in known else f"number {kind}, which ONNX does not have"
 
 
 def name_of(node: onnx.NodeProto, index: int) -> str:

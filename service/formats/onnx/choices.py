@@ -9,17 +9,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from service.formats.onnx.checks import type_name
-from service.formats.onnx.inputs import inputs_of, marked
-from service.formats.onnx.model_file import (
-    LARGEST,
-    OnnxError,
-    batch_of_one,
-    message_of,
-    open_lengths,
-    outline_of,
-    unpacked,
-)
+from service.formats.onnx.content import read_message
+from service.formats.onnx.inputs import batch_of_one, inputs_of, open_lengths
+from service.formats.onnx.kinds import OnnxError, type_name
+from service.formats.onnx.model_file import outline_of
+from service.formats.onnx.outputs import marked
 from service.jobs.spec.verify import FromOnnx
 
 
@@ -38,7 +32,7 @@ def chosen(content: bytes, model: FromOnnx) -> bytes:
     """
     if not model.choices():
         return content
-    message = message_of(unpacked(content, LARGEST))
+    message = read_message(content)
     for name, length in model.dimensions.items():
         _set_length(message, name, length)
     for name, value in model.inputs.items():
@@ -53,7 +47,7 @@ def chosen(content: bytes, model: FromOnnx) -> bytes:
 
 def with_labels(content: bytes) -> bytes:
     """Return the content of a file with all outputs chosen, also labels, which are otherwise left out."""
-    found: bytes = marked(message_of(unpacked(content, LARGEST))).SerializeToString()
+    found: bytes = marked(read_message(content)).SerializeToString()
     return found
 
 

@@ -1,6 +1,10 @@
-"""Finds the values and shapes in an ONNX graph that depend on the values of its input, also through graphs in nodes.
+"""Finds the values and shapes in an ONNX graph that depend on the values of its input, also through graphs in nodes,
+and what of it can be bounded.
 
-All others are evaluated once and taken as constants, so no possible dependence may be missed here.
+All others are evaluated once and taken as constants, so no possible dependence may be missed here. A branch that a
+constant chooses is put in the place of its ``If``; loops with a constant number of rounds, and sequences of tensors,
+are written out. Exporters write a ``Loop`` for a loop of a scripted module, a ``Scan`` for a recurrent layer, and
+sequences for lists.
 """
 
 from __future__ import annotations
@@ -11,15 +15,26 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import onnx
+from onnx import helper, numpy_helper
 
-from service.formats.onnx.rounds import SEQUENCES, body_of, is_counted
+from service.formats.onnx.inputs import graph_input
+from service.formats.onnx.operators import OPERATORS
 
+SEQUENCES = frozenset(
+    [
+        "ConcatFromSequence",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SplitToSequence",
+    ]
+)
+"""Operators of sequences, which need no rules: the contents are known beforehand."""
 SHAPE_ONLY = frozenset({"SequenceLength", "Shape", "Size"})
 """Operators whose result depends on their input's shape only."""
-DRAWING = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-"""Operators whose result is another one at each run."""
 _SHAPED_BY_VALUES = frozenset(
     [
         "Expand", "OneHot", "Pad", "Reshape", "Resize", "SequenceAt", "SequenceErase", "Slice", "Split",
@@ -30,8 +45,8 @@ _SHAPED_BY_VALUES = frozenset(
 _COMPARISONS = frozenset(
     ["And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"]
 )
-_SHAPED_BY_SHAPES = _COMPARISONS | SEQUENCES | {"ArgMax", "ArgMin", "ScatterElements", "ScatterND", "Sign"}
-"""More operators, beside those that can be bounded, whose result's shape depends on shapes only."""
+_SHAPED_BY_SHAPES = OPERATORS | _COMPARISONS | SEQUENCES | {"ArgMax", "ArgMin", "ScatterElements", "ScatterND", "Sign"}
+"""Operators that can be bounded, and others whose result's shape depends on shapes only."""
 
 Numbered = tuple[int, onnx.NodeProto]
 
@@ -56,22 +71,66 @@ class Dependence:
         return needed[::-1]
 
 
-def dependence(graph: onnx.GraphProto, given: str, known: Collection[str]) -> Dependence:
-    """Find the dependence on the value ``given``. ``known`` are operators whose result's shape follows from
-    shapes, and for those that reshape from the inputs after the first; with any other operator it may depend on
-    values.
+def dependence_of(model: onnx.ModelProto) -> Dependence:
+    """Find the dependence on the values of the model's input. The shapes of an operator's results follow from shapes,
+    and for those that reshape from the inputs after the first; unless it can be bounded they may depend on values.
     """
+    given = graph_input(model).name
     values, varying = {given}, set[str]()
-    nodes = _followed(graph, values, varying, known)
+    nodes = _follow(model.graph, values, varying)
     return Dependence(nodes, frozenset(values), frozenset(varying))
 
 
-def _followed(graph: onnx.GraphProto, values: set[str], varying: set[str], known: Collection[str]) -> list[Numbered]:
+def supported(model: onnx.ModelProto, found: Dependence) -> set[int]:
+    """Return the numbers of the nodes that can be bounded, or that a branch replaces."""
+    written = OPERATORS | SEQUENCES
+    known = {
+        index
+        for index, node in enumerate(model.graph.node)
+        if operator_of(node) in written and not _is_of_whole_numbers(node)
+    }
+    return known | constant_conditions(model, found).keys() | counted_loops(model, found).keys()
+
+
+def operator_of(node: onnx.NodeProto) -> str:
+    """Return a node's operator, with its domain if that is not ONNX's own."""
+    kind: str = node.op_type
+    return kind if node.domain in ("", "ai.onnx") else f"{node.domain}.{kind}"
+
+
+def _is_of_whole_numbers(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Mod" and not any(each.name == "fmod" and each.i for each in node.attribute)
+
+
+def constant_conditions(model: onnx.ModelProto, found: Dependence) -> dict[int, onnx.NodeProto]:
+    """Return every ``If``, by its number, whose condition does not depend on the input's values."""
+    return {
+        index: node
+        for index, node in enumerate(model.graph.node)
+        if operator_of(node) == "If" and node.input[0] not in found.values
+    }
+
+
+def counted_loops(model: onnx.ModelProto, found: Dependence) -> dict[int, onnx.NodeProto]:
+    """Return every ``Loop`` and ``Scan``, by its number, whose number of rounds is a constant."""
+    return {
+        index: node for index, node in enumerate(model.graph.node) if _is_counted(node, found.values, found.varying)
+    }
+
+
+def working_nodes(model: onnx.ModelProto) -> list[Numbered]:
+    """Return the nodes, with their numbers, that depend on the input's values and that an output needs, in an order
+    of execution.
+    """
+    return dependence_of(model).needed([output.name for output in model.graph.output])
+
+
+def _follow(graph: onnx.GraphProto, values: set[str], varying: set[str]) -> list[Numbered]:
     """Add to the values that depend on the input and to those whose shape may, and return the nodes that give them."""
     found = list[Numbered]()
     for index, node in ordered(graph.node):
         read = read_by(node)
-        if _varies(node, read, values, varying, known):
+        if _varies(node, read, values, varying):
             varying.update(filter(None, node.output))
         if read & (varying if node.op_type in SHAPE_ONLY else values | varying):
             values.update(filter(None, node.output))
@@ -79,30 +138,27 @@ def _followed(graph: onnx.GraphProto, values: set[str], varying: set[str], known
     return found
 
 
-def _varies(
-    node: onnx.NodeProto, read: Collection[str], values: set[str], varying: set[str], known: Collection[str]
-) -> bool:
+def _varies(node: onnx.NodeProto, read: Collection[str], values: set[str], varying: set[str]) -> bool:
     """Return whether the shapes of a node's outputs may depend on the input's values."""
     kind = node.op_type
     if kind in SHAPE_ONLY:
         return False
     if varying.intersection(read):
         return True
-    if kind == "If" or is_counted(node, values, varying):
-        return (kind == "If" and node.input[0] in values) or _varies_within(node, values, known)
-    name = kind if node.domain in ("", "ai.onnx") else f"{node.domain}.{kind}"
-    if kind == "Compress" or name not in _SHAPED_BY_SHAPES.union(known):
+    if kind == "If" or _is_counted(node, values, varying):
+        return (kind == "If" and node.input[0] in values) or _varies_within(node, values)
+    if kind == "Compress" or operator_of(node) not in _SHAPED_BY_SHAPES:
         return bool(values.intersection(read))
     by_values = kind in _SHAPED_BY_VALUES or kind.startswith("Reduce")
     return by_values and bool(values.intersection(node.input[1:]))
 
 
-def _varies_within(node: onnx.NodeProto, values: set[str], known: Collection[str]) -> bool:
+def _varies_within(node: onnx.NodeProto, values: set[str]) -> bool:
     """Return whether a shape within the graphs of a node may depend on the input's values."""
     within = values | {each.name for each in _varying_inputs(node)}
     found = set[str]()
     for graph in graphs_in(node):
-        _followed(graph, set(within), found, known)
+        _follow(graph, set(within), found)
     return bool(found)
 
 
@@ -163,3 +219,40 @@ def names_in(graph: onnx.GraphProto) -> set[str]:
 def _captured(graph: onnx.GraphProto) -> set[str]:
     read = {name for node in graph.node for name in read_by(node)} | {each.name for each in graph.output}
     return read - names_in(graph)
+
+
+def _is_counted(node: onnx.NodeProto, values: Collection[str], varying: Collection[str]) -> bool:
+    """Return whether a ``Loop`` or ``Scan`` has the same number of rounds for all inputs; ``values`` depend on
+    the input, and so do the shapes of the ``varying`` ones.
+    """
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    if node.op_type == "Scan":
+        return not set(node.input) & set(varying)
+    if node.op_type != "Loop" or not node.input or not node.input[0]:
+        return False
+    asks = goes_on(body_of(node))
+    return asks is not None and not {*node.input[:2], asks} & set(values)
+
+
+def body_of(node: onnx.NodeProto) -> onnx.GraphProto:
+    found: onnx.GraphProto = next(each.g for each in node.attribute if each.name == "body")
+    return found
+
+
+def goes_on(body: onnx.GraphProto) -> bool | str | None:
+    """Return whether a loop's body asks for another round, which it may also take from its own condition, or
+    the name of the outer value that says so, as in a scripted module; ``None`` if the body computes it.
+    """
+    given_by = {name: node for node in body.node for name in node.output}
+    name = body.output[0].name
+    while name in given_by and given_by[name].op_type in ("Cast", "Identity"):
+        name = given_by[name].input[0]
+    if len(body.input) > 1 and name == body.input[1].name:
+        return True
+    constants = {tensor.name: tensor for tensor in body.initializer}
+    if name in given_by and given_by[name].op_type == "Constant":
+        constants |= {name: helper.get_node_attr_value(given_by[name], "value")}
+    if name in constants:
+        return bool(numpy_helper.to_array(constants[name]).all())
+    return None if name in given_by or name in {each.name for each in body.input} else name

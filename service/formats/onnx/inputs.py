@@ -1,23 +1,22 @@
-"""Joins the inputs of an ONNX file, and its outputs, into one of real numbers each, side by side in the file's order.
-
-A label beside its scores cannot be bounded, and is left out.
-"""
+"""Joins the inputs of an ONNX file into one of real numbers, side by side in the file's order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from service.formats.onnx.dependence import Dependence, Numbered
+from service.formats.onnx.kinds import FLOATS, OnnxError, type_name
 
 _INTEGERS = frozenset(
     getattr(TensorProto, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 )
 _SMALL = frozenset(getattr(TensorProto, name) for name in ("INT8", "INT16", "UINT8", "UINT16"))
+MOST_ENTRIES = 2**24
+"""The most entries of a model's input, and of an output, for a batch of one."""
 CLIPS_BY_INPUTS = 11
 """The opset from which ``Clip`` has its ends as inputs, and not as attributes."""
 SLICES_BY_INPUTS = 10
@@ -28,6 +27,57 @@ def inputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """Return the inputs that are not initializers."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in weights]
+
+
+def graph_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
+    """Return the one input of a model; a tensor of floating-point numbers."""
+    return inputs_of(model)[0]
+
+
+def lengths_of(value: onnx.ValueInfoProto) -> list[int]:
+    """Return the lengths, 0 for an open one. Raises :class:`OnnxError` if their product exceeds that of any model."""
+    lengths = [int(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+    entries = 1
+    for length in lengths:
+        entries *= max(length, 1)
+        if entries > MOST_ENTRIES:
+            raise OnnxError(f"{value.name!r} has shape {lengths[:8]}; at most {MOST_ENTRIES} entries are supported")
+    return lengths
+
+
+def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """Return the input's shape; only its first dimension may be open."""
+    lengths = lengths_of(value)
+    if any(length < 1 for length in lengths[1:]):
+        named = open_lengths(value)
+        shown = ", ".join(named.get(place, str(length)) for place, length in enumerate(lengths))
+        left = ", ".join(name for place, name in named.items() if place)
+        raise OnnxError(
+            f"input {value.name!r} has shape ({shown}): only its first length may be open; model.dimensions sets {left}"
+        )
+    return tuple(max(length, 1) for length in lengths)
+
+
+def open_lengths(value: onnx.ValueInfoProto) -> dict[int, str]:
+    """Return the names of the lengths that the file leaves open, by their places."""
+    dims = enumerate(value.type.tensor_type.shape.dim)
+    return {place: dim.dim_param or f"{value.name}.{place}" for place, dim in dims if dim.dim_value < 1}
+
+
+def check_inputs(model: onnx.ModelProto) -> None:
+    """Check that there are inputs, all of one floating-point type."""
+    found = inputs_of(model)
+    if not found:
+        raise OnnxError("the model has no inputs; expected one or more")
+    first = found[0].type.tensor_type.elem_type
+    for value in found:
+        kind = value.type.tensor_type.elem_type
+        if kind not in FLOATS:
+            expected = "a tensor of numbers, or a fixed one (model.inputs)"
+            raise OnnxError(f"input {value.name!r} is {type_name(kind)}; expected {expected}")
+        if kind != first:
+            expected = f"{type_name(first)}, as {found[0].name!r} is"
+            raise OnnxError(f"input {value.name!r} is {type_name(kind)}; expected {expected}")
 
 
 def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -71,18 +121,15 @@ def _within(model: onnx.ModelProto, integer: int, kind: int, source: str, target
     return [helper.make_node("Clip", [source, *names], [target])]
 
 
-def with_one_input(
-    model: onnx.ModelProto, opset: int, shape_of: Callable[[onnx.ValueInfoProto], tuple[int, ...]]
-) -> onnx.ModelProto:
-    """Return the model with one input ``(1, entries)`` from which its own are cut out, if it has several of one type.
-
-    ``shape_of`` gives their shapes at a batch of one.
+def with_one_input(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Return the model with one input ``(1, entries)`` from which its own are cut out, if it has several of one
+    type.
     """
     given = inputs_of(model)
     kinds = {value.type.tensor_type.elem_type for value in given}
     if len(given) < 2 or len(kinds) > 1:
         return model
-    shapes = [shape_of(value) for value in given]
+    shapes = [batch_of_one(value) for value in given]
     ends = np.cumsum([prod(shape) for shape in shapes]).tolist()
     together = _free_name(model, "inputs")
     nodes = list(model.graph.node)
@@ -117,77 +164,3 @@ def _free_name(model: onnx.ModelProto, name: str) -> str:
     while any(each.startswith(name) for each in known):
         name += "_"
     return name
-
-
-_CLASSIFIER = ("ai.onnx.ml", "LinearClassifier")
-_ZIPPED = ("ai.onnx.ml", "ZipMap")
-_PLACES = frozenset({"ArgMax", "ArgMin"})
-"""Operators that turn scores into a label."""
-_CHOSEN = "trivet.outputs"
-
-
-def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with scores as a tensor if it gives them as a map from label to score."""
-    zipped = {node.output[0]: node.input[0] for node in model.graph.node if (node.domain, node.op_type) == _ZIPPED}
-    for output in model.graph.output:
-        if output.name in zipped:
-            output.CopyFrom(helper.make_empty_tensor_value_info(zipped[output.name]))
-    return model
-
-
-def texts_in(model: onnx.ModelProto) -> set[str]:
-    """Return the labels that classifiers give as texts beside their scores."""
-    return {name for node, name in _labels(model) if any(each.name == "classlabels_strings" for each in node.attribute)}
-
-
-def _labels(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, str]]:
-    """Yield each classifier with the name of its label."""
-    return ((node, node.output[0]) for node in model.graph.node if (node.domain, node.op_type) == _CLASSIFIER)
-
-
-def scores_only(model: onnx.ModelProto, found: Dependence, supported: Collection[int]) -> onnx.ModelProto:
-    """Return the model without labels, and without the outputs that need other nodes than ``supported``; with
-    all of them if nothing else is left, or if they were :func:`marked` as chosen.
-    """
-    if any(each.key == _CHOSEN for each in model.metadata_props):
-        return model
-    labels = {name for _, name in _labels(model)}
-    kept = [
-        output
-        for output in model.graph.output
-        if output.name not in labels and not _is_text(output) and _is_score(found.needed([output.name]), supported)
-    ]
-    if kept and len(kept) < len(model.graph.output):
-        kept = [onnx.ValueInfoProto.FromString(output.SerializeToString()) for output in kept]
-        del model.graph.output[:]
-        model.graph.output.extend(kept)
-    return model
-
-
-def _is_score(needed: Iterable[Numbered], supported: Collection[int]) -> bool:
-    return all(index in supported and node.op_type not in _PLACES for index, node in needed)
-
-
-def _is_text(output: onnx.ValueInfoProto) -> bool:
-    return bool(output.type.tensor_type.elem_type == TensorProto.STRING)
-
-
-def marked(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its outputs marked as chosen, so that none is left out."""
-    model.metadata_props.add(key=_CHOSEN, value="yes")
-    return model
-
-
-def can_all_be_bounded(model: onnx.ModelProto, found: Dependence, supported: Collection[int]) -> bool:
-    """Return whether all outputs, labels too, are numbers that need only ``supported`` nodes."""
-    if any(_is_text(output) or output.name in texts_in(model) for output in model.graph.output):
-        return False
-    needed = found.needed([output.name for output in model.graph.output])
-    return all(index in supported for index, _ in needed)
-
-
-def bounded_before(nodes: Iterable[Numbered], found: Dependence, supported: Collection[int]) -> tuple[str, ...]:
-    """Return the values that ``nodes`` read and that need only ``supported`` nodes."""
-    read = dict.fromkeys(name for _, node in nodes for name in node.input if name in found.values)
-    needed = {name: found.needed([name]) for name in read}
-    return tuple(name for name, each in needed.items() if each and all(index in supported for index, _ in each))

@@ -73,9 +73,7 @@ def delete(job_id: str) -> list[str]:
 
 @script("adopt")
 def adopt(cursor: str, most: int) -> str:
-    """Give a piece of the jobs from before there were projects to the default one; return the position of the next
-    piece.
-    """
+    """Give a piece of the jobs without a project to the default one; return the position of the next piece."""
 
 
 @script("place")
@@ -254,9 +252,7 @@ def drain(limits: str, host: str, draining: str) -> int:
 
 @script("list_hosts")
 def list_hosts(limits: str, name: str) -> list[tuple[str, Flat, list[str], list[str], list[str]]]:
-    """Return every known host, or the named one: whether it is alive, its record, its free devices, and its held
-    ones.
-    """
+    """Return every known host, or the named one: whether it is alive, its record, its free and its held devices."""
 
 
 @script("ensure_admin")
@@ -361,9 +357,7 @@ def append_audit(number: int, previous: str, newest: str, *lines: str) -> tuple[
 
 @script("settle_restored")
 def settle_restored(limits: str, cursor: str, most: int) -> list[str]:
-    """Settle a piece of the jobs of a restored backup; return the position of the next piece, then the ids queued
-    again.
-    """
+    """Settle a piece of a restored backup's jobs; return the next piece's position, then the ids queued again."""
 
 
 @script("add_webhook")

@@ -253,8 +253,8 @@ def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
     agree({"the stages' owners": tuple(owners)})
     if not mesh.pp.group:
         return Channels(mesh.pp_ranks, has_tags=True, groups={})
-    routes = _routes(owners)
     shared = resolve(mesh.pp.group)
+    routes = _routes(owners)
     if mesh.device_type != "cuda":
         return Channels(mesh.pp_ranks, has_tags=True, groups=dict.fromkeys(routes, shared))
     return Channels(mesh.pp_ranks, has_tags=False, groups=_own_communicators(mesh, routes))

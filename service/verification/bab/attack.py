@@ -102,7 +102,7 @@ class _ProjectedGradientDescent:
         if counterexample is not None or self.model.engine.late(self.deadline):
             return counterexample
         starts = self._points(self._uniform(len(self.targets), x.shape[1]))
-        return self._descend_in(parts, self._diversified(starts), scale, first_steps)
+        return self._descend_in(parts, self._diversify_starts(starts), scale, first_steps)
 
     def from_best_samples(self, samples: int) -> Counterexample | None:
         """Descend from the best of ``samples`` random inputs by short steps."""
@@ -168,7 +168,7 @@ class _ProjectedGradientDescent:
         order = distances.topk(min(starts_per_target, len(distances)), dim=0, largest=False).indices
         return samples[order[self.turns.clamp(max=len(order) - 1), self.targets]]
 
-    def _diversified(self, x: Tensor) -> Tensor:
+    def _diversify_starts(self, x: Tensor) -> Tensor:
         """Return ``x`` ``(n, features)`` after steps along which random combinations of the outputs grow (ODI)."""
         directions = 2 * self._uniform(len(x), self.specification.rows.shape[1]) - 1
         for _ in range(self.settings.diversifying_steps):

@@ -81,7 +81,7 @@ def decide(
         raise ValueError("query.disjuncts: got none, expected one or more: nothing could be a counterexample")
     started = time.monotonic()
     model = replace(model, visited=VisitedInputs())
-    if model.is_alone:
+    if model.is_alone:  # a rank that stops within a bound would leave those that compute it with it waiting
         model = replace(model, options=model.options.until(started + limit))
     asked = specifications(query, model.device)
     decider = _Decider(model, asked, method, started, limit, progress)
@@ -154,7 +154,7 @@ class _Decider:
             if self._late(self.started + self.limit):
                 return False
             margins = self._interval_margins(specification)
-            open_ = ~(margins > 0)
+            open_ = ~(margins > 0)  # NaN proves nothing
             self.proved = min(self.proved, float(margins[~open_].amin()) if not bool(open_.all()) else inf)
             if bool(open_.any()):
                 kept.append(specification if bool(open_.all()) else specification.of_disjuncts(open_))
@@ -178,6 +178,7 @@ class _Decider:
             return False
         disjuncts = [disjunct for each in self.specifications for disjunct in each.exact_disjuncts]
         found = exactly(disjuncts, self.model.settings.time.exact_deadline(self.started, self.limit))
+        # The proof says that nothing satisfies a disjunct, and not by how much.
         self.proved = min(self.proved, 0.0) if found else self.proved
         if found:
             self.specifications = ()
@@ -222,6 +223,7 @@ class _Decider:
             if result.verdict is Verdict.FALSIFIED:
                 return self.end(Verdict.FALSIFIED, technique, result.counterexample)
             verdicts.append((result.verdict, technique))
+        # One specification that is undecided leaves the query undecided.
         undecided = [each for each in verdicts if each[0] is Verdict.UNKNOWN]
         verdict, technique = (undecided or verdicts)[-1]
         return self.end(verdict, technique)
@@ -239,7 +241,7 @@ class _Decider:
         settings, end = self.model.settings, self.started + self.limit
         self.technique = technique_for(specification, settings.inputs.most_inputs)
         varying = _varying_inputs(specification)
-        turns = Turns(self._courses(specification), settings.time, end, self._guarded, self._late, listen)
+        turns = Turns(self._courses(specification), settings.time, end, self._run_guarded, self._late, listen)
         is_few = varying <= settings.few_inputs
         result, technique = turns.run(settings.time.first_turn(end - time.monotonic(), is_few))
         self.domains = decided + result.domains
@@ -268,7 +270,7 @@ class _Decider:
     def _late(self, deadline: float) -> bool:
         return self.model.search_group.anywhere(self.model.engine.late(deadline), self.model.device)
 
-    def _guarded(self, run: Callable[[], SearchResult]) -> SearchResult:
+    def _run_guarded(self, run: Callable[[], SearchResult]) -> SearchResult:
         """Return the result of a turn, or ``None`` if memory runs out."""
         try:
             return run()

@@ -60,7 +60,7 @@ class _InvpropObjective(DualObjective):
         )
 
     @staticmethod
-    def combined(batch: DomainBatch, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def combine_rows(batch: DomainBatch, weights: Tensor) -> tuple[Tensor, Tensor]:
         return torch.bmm(weights[:, None], batch.rows), (weights * batch.offsets).sum(dim=1)
 
     def has_weights(self, batch: DomainBatch) -> bool:

@@ -88,7 +88,7 @@ class LinearPrograms:
             output = output + values[self.network.graph.input.name] @ self.specification.input_rows[rows].T
         is_split = domain.sign[0] != 0
         number, sign = domain.index[:, is_split], domain.sign[:, is_split]
-        splits = self._neuron_index.localised(number, sign)
+        splits = self._neuron_index.localise(number, sign)
         if bool(self._neuron_index.anywhere(self._has_unstable(bounds, splits.index[splits.here]))):
             return LpResult(-inf)
         hidden = torch.cat(
@@ -96,9 +96,9 @@ class LinearPrograms:
         )
         sides = -sign.double() * self._neuron_index.total(number, hidden[:, splits.index[0]])
         agree = self.network.tp_group.agree
-        return self._confirmed(*_solve(_affine(agree(output)), _affine(agree(sides))))
+        return self._confirm_margin(*_solve(_affine(agree(output)), _affine(agree(sides))))
 
-    def _confirmed(self, margin: float, t: Array | None) -> LpResult:
+    def _confirm_margin(self, margin: float, t: Array | None) -> LpResult:
         """Return the result of the first rank's solver on all ranks; its point counts if the model confirms it."""
         tp_group, count = self.network.tp_group, len(self._varying)
         solution = np.concatenate([[margin, t is not None], np.zeros(count) if t is None else t])
@@ -152,7 +152,7 @@ class LinearPrograms:
         *shape)``.
         """
         preactivations = Preactivations.of(self.network)
-        splits = self._neuron_index.localised(domain.index, domain.sign)
+        splits = self._neuron_index.localise(domain.index, domain.sign)
         positive = (bounds.lower >= 0).scatter(1, splits.index[splits.sign > 0][None], True)
         above = preactivations.unflattened(positive.scatter(1, splits.index[splits.sign < 0][None], False))
         return {node.name: above[node.inputs[0]] for node in self.network.nonlinear}

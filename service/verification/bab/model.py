@@ -214,7 +214,7 @@ class ModelUnderVerification:
             around = Interval(torch.where(missed, specification.lower, x), torch.where(missed, specification.upper, x))
             enclosed = enclose(around.map(lambda end: end[None]))
         elif bool(missed.any()):
-            enclosed = self._moved_outputs(x, outputs, specification.missed)
+            enclosed = self._bound_moved_outputs(x, outputs, specification.missed)
         else:
             return True
         if specification.reached(x.tolist(), enclosed):
@@ -222,7 +222,7 @@ class ModelUnderVerification:
         exact = None if bool(missed.any()) else self.engine.exact_outputs(x, self.options.deadline)
         return exact is not None and specification.reached_by(x.tolist(), exact, exact)
 
-    def _moved_outputs(self, x: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
+    def _bound_moved_outputs(self, x: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
         """Bound the outputs ``(outputs,)`` when the input moves by ``missed``, by twice the first order."""
         with torch.enable_grad():
             inputs = x[None].to(self.dtype).requires_grad_()

@@ -94,7 +94,7 @@ class SearchGroup:
         """Return the counterexample of the lowest rank that has one; each rank passes its own."""
         if self.axis.size == 1:
             return counterexample
-        lengths = self._gathered([0 if counterexample is None else len(counterexample)], device)[:, 0].tolist()
+        lengths = self._gather_numbers([0 if counterexample is None else len(counterexample)], device)[:, 0].tolist()
         finder = next((rank for rank, length in enumerate(lengths) if length), None)
         if finder is None:
             return None
@@ -114,7 +114,7 @@ class SearchGroup:
         if self.axis.size == 1:
             return GroupState(status, counterexample)
         numbers = [float(getattr(status, each.name)) for each in fields(SearchStatus)]
-        opens, domains, bounds, stuck, late, is_slow, widths, over = self._gathered(numbers, device).T.tolist()
+        opens, domains, bounds, stuck, late, is_slow, widths, over = self._gather_numbers(numbers, device).T.tolist()
         flags = any(stuck), any(late), any(is_slow), int(max(widths)), any(over)
         everyone = SearchStatus(int(sum(opens)), int(sum(domains)), min(bounds), *flags)
         moves = plan_moves([int(count) for count in opens], self.most_moved)
@@ -145,7 +145,7 @@ class SearchGroup:
                 received.append(rows)
         return received
 
-    def _gathered(self, numbers: Sequence[float], device: torch.device) -> Tensor:
+    def _gather_numbers(self, numbers: Sequence[float], device: torch.device) -> Tensor:
         return self._ranks.gather(torch.tensor([numbers], dtype=torch.float64, device=device), 0).cpu()
 
 

@@ -190,7 +190,7 @@ def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball |
     rows, residues = torch.zeros(2, len(flat), outputs, dtype=torch.float64)
     thresholds = torch.zeros(len(flat), dtype=torch.float64)
     for row, (_, halfspace) in enumerate(flat):
-        coefficients, threshold = _scaled(halfspace)
+        coefficients, threshold = _scale_halfspace(halfspace)
         above = rounded_up(threshold)
         if not isfinite(above):
             continue  # every finite output satisfies it
@@ -209,10 +209,10 @@ def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball |
     number = torch.tensor([index for index, _ in flat])
     ends_of_box = lower, upper, first, last, missed
     found = Specification(*ends_of_box, rows, residues, thresholds, number, middle, disjuncts, ball)
-    return _constrained(found) if any(each.constraints for each in disjuncts) else found
+    return _add_input_constraints(found) if any(each.constraints for each in disjuncts) else found
 
 
-def _constrained(found: Specification) -> Specification:
+def _add_input_constraints(found: Specification) -> Specification:
     """Add a row for each constraint of inputs. Its threshold is raised by the rounding error of its terms in any type,
     so that no input that satisfies it exactly is excluded.
     """
@@ -220,7 +220,7 @@ def _constrained(found: Specification) -> Specification:
     input_rows = torch.zeros(len(constraints), len(found.lower), dtype=torch.float64)
     thresholds = torch.zeros(len(constraints), dtype=torch.float64)
     for row, (_, constraint) in enumerate(constraints):
-        coefficients, threshold = _scaled(constraint)
+        coefficients, threshold = _scale_halfspace(constraint)
         for index, factor in coefficients:
             input_rows[row, index] = float(factor)
         thresholds[row] = rounded_up(threshold)
@@ -242,7 +242,7 @@ COARSE = 2.0**-20
 """More than the terms of a constraint lose in float32, as a share of their sizes."""
 
 
-def _scaled(halfspace: Halfspace) -> tuple[list[tuple[int, Fraction]], Fraction]:
+def _scale_halfspace(halfspace: Halfspace) -> tuple[list[tuple[int, Fraction]], Fraction]:
     """Return its exact coefficients and threshold, multiplied by a power of 2 if the coefficients are far from 1."""
     factors = [(index, Fraction(factor)) for index, factor in halfspace.coefficients]
     threshold = Fraction(halfspace.threshold)

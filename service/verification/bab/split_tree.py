@@ -25,7 +25,7 @@ _MOST_ROWS = 8
 """A tree may have this many times the nodes that it shows; beyond, it drops finished nodes."""
 
 
-def _counted_at(node: int) -> int:
+def _mirror(node: int) -> int:
     """Return the number that descendants without their own nodes carry; the function is its own inverse."""
     return -node - 2
 
@@ -95,7 +95,7 @@ class SearchTree:
             found[:, which] = torch.tensor(halves, device=parents.device).T
         return found
 
-    def proved(self, domains: Tensor, margins: Tensor) -> None:
+    def record_proofs(self, domains: Tensor, margins: Tensor) -> None:
         """Record that domains are proved, with these margins."""
         if self._end(domains, VERIFIED):
             self.tighten(domains, margins)
@@ -155,8 +155,8 @@ class SearchTree:
             "parent": [row[node.parent] for node in nodes],
             "on": [None if node.on is None else place[node.on] for node in nodes],
             "side": [node.side for node in nodes],
-            "at": [_shortened(node.at) for node in nodes],
-            "margin": [_shortened(node.margin) for node in nodes],
+            "at": [_shorten(node.at) for node in nodes],
+            "margin": [_shorten(node.margin) for node in nodes],
             "state": [node.state for node in nodes],
             "below": [node.below for node in nodes],
             "open_below": [node.open_below for node in nodes],
@@ -170,7 +170,7 @@ class SearchTree:
             return node.halves
         if node.below or self.kept + 2 > self.most or len(self.nodes) + 2 > _MOST_ROWS * self.most:
             node.below, node.state = node.below + 2, SPLIT
-            return _counted_at(parent), _counted_at(parent)
+            return _mirror(parent), _mirror(parent)
         first, self.kept = len(self.nodes), self.kept + 2
         self.nodes += [_RecordedDomain(parent, on, 1, at, above), _RecordedDomain(parent, on, -1, at, below)]
         node.state, node.halves = SPLIT, (first, first + 1)
@@ -189,7 +189,7 @@ class SearchTree:
 
     def _count_below(self, numbers: Sequence[int], count: Callable[[_RecordedDomain, int], None]) -> None:
         for number, times in Counter(number for number in numbers if number < UNKNOWN).items():
-            count(self.nodes[_counted_at(number)], times)
+            count(self.nodes[_mirror(number)], times)
 
     def _within(self, root: int) -> Iterator[int]:
         """Yield the node of a root and all below, if it has one."""
@@ -200,7 +200,7 @@ class SearchTree:
             yield number
 
 
-def _shortened(value: float) -> float | None:
+def _shorten(value: float) -> float | None:
     return float(f"{value:.{DIGITS}g}") if isfinite(value) else None
 
 

@@ -72,7 +72,7 @@ class StepSides:
         count = max(2, min(self.settings.points, self._most))
         x = torch.cat([self._uniform(count), self._corners(count), self._extremes(count)])
         for _ in range(self.settings.rounds):
-            if (counterexample := self._confirmed(x)) is not None:
+            if (counterexample := self._confirm_counterexample(x)) is not None:
                 return counterexample
             if self.model.engine.late(deadline):
                 return None
@@ -80,7 +80,7 @@ class StepSides:
             x = self._at_steps(chosen, chosen[self._order(len(chosen))])
             if not len(x):
                 return None
-        return self._confirmed(x)
+        return self._confirm_counterexample(x)
 
     def of_boxes(self, boxes: Interval) -> Counterexample | None:
         """Try two opposite corners of each of some boxes ``(n, features)``, and the steps between them."""
@@ -89,7 +89,7 @@ class StepSides:
         is_upper = self._random(lower.shape) < 0.5
         first, second = torch.where(is_upper, upper, lower), torch.where(is_upper, lower, upper)
         first, second = self._numbers(first), self._numbers(second)
-        return self._confirmed(torch.cat([first, second, self._at_steps(first, second)]))
+        return self._confirm_counterexample(torch.cat([first, second, self._at_steps(first, second)]))
 
     def _random(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
         return torch.rand(shape, generator=self.generator, dtype=torch.float64).to(self.model.device)
@@ -174,7 +174,7 @@ class StepSides:
         return _of_rank((low >> 1) + (high >> 1) + (low & high & 1), self.own).double()
 
     @torch.no_grad()
-    def _confirmed(self, x: Tensor) -> Counterexample | None:
+    def _confirm_counterexample(self, x: Tensor) -> Counterexample | None:
         """Return the first of the inputs that the model confirms. Of those that are equally far beyond the thresholds
         the earlier ones come first.
         """

@@ -22,7 +22,7 @@ from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.onnx import load
 from service.formats.onnx import OnnxError, outline, outline_of
-from service.formats.onnx.model_file import MOST_ENTRIES
+from service.formats.onnx.inputs import MOST_ENTRIES
 
 MODELS = small_models()
 MUTATIONS = 20

@@ -287,7 +287,7 @@ def test_a_pool_in_which_much_waits_loses_nothing_that_has_no_bound() -> None:
 
 
 def test_a_pool_without_memory_for_others_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    (pool, domains), widened = waiting(-torch.arange(1.0, 7), 2), domains_of_searches._widened
+    (pool, domains), widened = waiting(-torch.arange(1.0, 7), 2), domains_of_searches._widen_column
     pool.take(2)
 
     def refuse(column: Tensor, name: str, depth: int) -> Tensor:
@@ -296,7 +296,7 @@ def test_a_pool_without_memory_for_others_keeps_what_it_has(monkeypatch: pytest.
         return widened(column, name, depth)
 
     with monkeypatch.context() as scarce:
-        scarce.setattr(domains_of_searches, "_widened", refuse)
+        scarce.setattr(domains_of_searches, "_widen_column", refuse)
         with pytest.raises(torch.OutOfMemoryError):
             pool.replace(1, domains.rows(slice(5, 6)))
     assert pool.take(3).margin.tolist() == [-4, -3, -2]

@@ -19,7 +19,11 @@ from service.bounds.network import prepare
 from service.bounds.replay import Memory, Plain, Recorded
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
-from service.verification.bab.activations.recorded_optimisation import DirectOptimisation, RecordedOptimisation, filled
+from service.verification.bab.activations.recorded_optimisation import (
+    DirectOptimisation,
+    RecordedOptimisation,
+    padded_size,
+)
 from service.verification.bab.settings import OptimiserSettings
 
 
@@ -103,10 +107,10 @@ def test_records_that_were_not_used_for_longest_make_room() -> None:
 
 @given(st.integers(0, 10**5), st.sampled_from([1, 8]))
 def test_a_batch_is_filled_up_to_one_of_few_sizes(count: int, least: int) -> None:
-    size = filled(count, least, 64)
+    size = padded_size(count, least, 64)
     assert size >= count
     assert size <= max(least if count else 0, 2 * count if count <= 64 else 1.25 * count)
-    assert filled(size, least, 64) == size
+    assert padded_size(size, least, 64) == size
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -114,7 +114,7 @@ def holds_over_the_rational_numbers(splits: Technique, seed: int, share: float) 
 
 def split_up(generator: torch.Generator, count: int, depth: int, domain_bounds: DomainBounds) -> Domains:
     """Domains with random splits, slopes, multipliers and weights: any are sound."""
-    roots = domain_bounds.roots(torch.full_like(domain_bounds.specification_rows.offsets, -torch.inf)).repeated(count)
+    roots = domain_bounds.roots(torch.full_like(domain_bounds.specification_rows.offsets, -torch.inf)).repeat(count)
     shape = len(roots), depth
     index = torch.randint(domain_bounds.preactivations.entries, shape, generator=generator)
     return roots.with_(
@@ -142,7 +142,7 @@ def test_a_certificate_is_what_the_parameters_prove(activation: nn.Module) -> No
         DualObjective(network, box, Preactivations.of(network).bounds(root.inputs), specification_rows)
     )
     domains = split_up(generator, 40, 3, domain_bounds)
-    certified = Certificates(domain_bounds, root).certified(domains).margin
+    certified = Certificates(domain_bounds, root).certify(domains).margin
     plain = domain_bounds.margins(domains)
     finite = plain.isfinite()
     assert finite.sum() > 20
@@ -171,10 +171,10 @@ def test_an_optimised_domain_is_certified_to_rounding_and_an_empty_one_is_done()
     certificates = Certificates(domain_bounds, root)
     halves = split_up(torch.Generator().manual_seed(0), 6, 2, domain_bounds)
     found = domain_bounds.optimise(halves, OptimiserSettings(10, 0.1))
-    certified = certificates.certified(found).margin
+    certified = certificates.certify(found).margin
     torch.testing.assert_close(certified, domain_bounds.margins(found), rtol=1e-9, atol=1e-9)
     far = halves.with_(sign=torch.ones_like(halves.sign), at=torch.full_like(halves.at, 1e9))
-    assert (certificates.certified(far).margin == torch.inf).all()
+    assert (certificates.certify(far).margin == torch.inf).all()
     assert net is not network
 
 

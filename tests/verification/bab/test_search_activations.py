@@ -296,7 +296,7 @@ def test_refining_looks_at_the_clock_between_parts() -> None:
     (late,) = problems._split(problems.leaves, time.monotonic() - 1)
     assert len(late) == 1
     assert late.depth == 0
-    halves = Domains.joined(list(problems._split(problems.leaves, time.monotonic() + 600)))
+    halves = Domains.join(list(problems._split(problems.leaves, time.monotonic() + 600)))
     assert len(halves) == 2
     assert halves.depth == 1
 

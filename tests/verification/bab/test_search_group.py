@@ -135,7 +135,7 @@ def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
         list(ranks.map(rebalance, range(2)))
     monkeypatch.undo()
     assert [pool.size for pool in pools] == ([2, 2] if short_of_memory == "nobody" else [4, 0])
-    everything = Boxes.joined([pool.take(4) for pool in pools if pool.size])
+    everything = Boxes.join([pool.take(4) for pool in pools if pool.size])
     assert sorted(everything.box.lower[:, 0].tolist()) == [0.0, 3.0, 6.0, 9.0]
 
 

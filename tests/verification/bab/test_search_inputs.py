@@ -24,7 +24,7 @@ from service.bounds.planes import BoxPlanes, minimum
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.decision import Decision, SearchProgress, SearchResult, Technique
 from service.verification.bab.driver import DecisionProgress, decide
-from service.verification.bab.inputs.boxes import LinearCut, clipped
+from service.verification.bab.inputs.boxes import LinearCut, clip_boxes
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InputSearchSettings, SearchSettings
@@ -222,7 +222,7 @@ def test_clipping_loses_no_counterexample(seed: int, disjuncts: int) -> None:
     coefficients, bias = torch.randn(1, 3, 2, dtype=torch.float64), 0.5 * torch.randn(1, 3, dtype=torch.float64)
     cut = LinearCut.of(specification, box, coefficients, bias)
     left = torch.ones(1, specification.disjunct_count, dtype=torch.bool)
-    smaller, margins, left = clipped(specification, cut, box, left, 3)
+    smaller, margins, left = clip_boxes(specification, cut, box, left, 3)
     x = 2 * torch.rand(500, 2, dtype=torch.float64) - 1
     each = specification.per_disjunct((x[:, None] * coefficients).sum(dim=2) + bias)
     for point, values in zip(x, each, strict=True):

@@ -37,7 +37,7 @@ def halved(tree: SearchTree, parents: torch.Tensor, on: int = 0) -> torch.Tensor
 def test_a_tree_has_what_was_split_where_and_what_came_of_it() -> None:
     tree, roots = planted(10)
     above, below = halved(tree, roots, on=3)
-    tree.proved(above, of(0.25))
+    tree.record_proofs(above, of(0.25))
     halved(tree, below, on=4)
     found = tree.as_dict()
     assert found["parent"] == [None, 0, 0, 2, 2]
@@ -53,7 +53,7 @@ def test_what_has_no_node_is_counted_at_the_last_one_that_has() -> None:
     tree, roots = planted(3)
     above, below = halved(tree, roots)
     deeper = halved(tree, halved(tree, above).flatten())
-    tree.proved(deeper.flatten()[:3], torch.ones(3))
+    tree.record_proofs(deeper.flatten()[:3], torch.ones(3))
     tree.stick(below)
     found = tree.as_dict()
     assert (found["below"], found["open_below"]) == ([0, 6, 0], [0, 1, 0])
@@ -80,7 +80,7 @@ def test_without_room_nothing_is_recorded() -> None:
     record = SplitRecord()
     tree = record.begin("input splitting", str)
     nodes = halved(tree, tree.plant(of(-1.0)))
-    tree.proved(nodes.flatten(), torch.ones(2))
+    tree.record_proofs(nodes.flatten(), torch.ones(2))
     assert (nodes.tolist(), record.as_list()) == ([[UNKNOWN], [UNKNOWN]], [])
 
 

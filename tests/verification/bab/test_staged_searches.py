@@ -136,7 +136,7 @@ def domain_margins(subject: ModelUnderVerification, query: Query) -> list[float]
     roots = domain_bounds.roots(root.margins)
     domain_bounds.calibrate(roots)
     generator, count = torch.Generator().manual_seed(5), 40
-    domains = roots.repeated(count)
+    domains = roots.repeat(count)
     for _ in range(2):
         number = torch.randint(0, 32, (count,), generator=generator)
         sign = torch.randint(0, 2, (count,), generator=generator).double() * 2 - 1

@@ -89,12 +89,12 @@ class ActivationBranching:
         halves = self.domain_bounds.in_parts(
             len(domains), at_once, lambda part: self._best_of(domains.rows(part), candidates.rows(part))
         )
-        return Domains.joined([upper for upper, _ in halves] + [lower for _, lower in halves])
+        return Domains.join([upper for upper, _ in halves] + [lower for _, lower in halves])
 
     def _best_of(self, domains: Domains, candidates: _Candidates) -> tuple[Domains, Domains]:
         """Return the upper and the lower half of each domain, by the candidate whose halves gain most."""
         count, per_domain = candidates.index.shape
-        repeated = domains.repeated(2 * per_domain)
+        repeated = domains.repeat(2 * per_domain)
         index, at = (torch.cat([column, column], dim=1).reshape(-1) for column in (candidates.index, candidates.at))
         sign = torch.cat([torch.ones_like(candidates.at), -torch.ones_like(candidates.at)], dim=1).reshape(-1)
         # With the full multiplier, the half has the bound of its domain; with less, perhaps a better one.

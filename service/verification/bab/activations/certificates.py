@@ -36,7 +36,7 @@ class Certificates:
     root: RigorousAnalysis
 
     @torch.no_grad()
-    def certified(self, domains: Domains) -> Domains:
+    def certify(self, domains: Domains) -> Domains:
         """Return the domains with the margins that their parameters prove; +inf for contradictory splits."""
         if not len(domains):
             return domains
@@ -46,15 +46,15 @@ class Certificates:
         return domains.with_(margin=torch.cat(parts))
 
     def _margins(self, domains: Domains) -> Tensor:
-        splits = self.domain_bounds.neuron_index.localised(domains.index, domains.sign)
+        splits = self.domain_bounds.neuron_index.localise(domains.index, domains.sign)
         clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.domain_bounds.bounds)
         empty = self.domain_bounds.neuron_index.anywhere((clipped.lower > clipped.upper).any(dim=1))
         preactivations, within = self.domain_bounds.preactivations, clipped.meet(clipped)
-        backward = self._backward(domains, self.domain_bounds.objective.shaped(within))
+        backward = self._backward(domains, self.domain_bounds.objective.shape_bounds(within))
         beta = torch.where(splits.here, domains.beta, 0)
         multipliers = Multipliers(beta, splits.index, within).coefficients(preactivations.entries)
         held = {value: -each.unsqueeze(1) for value, each in preactivations.unflattened(multipliers).items()}
-        proved = self._combined(backward, domains, held if domains.depth else {})
+        proved = self._bound_combined_rows(backward, domains, held if domains.depth else {})
         return torch.where(empty, torch.inf, proved)
 
     def _backward(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
@@ -85,7 +85,7 @@ class Certificates:
         node = self.domain_bounds.network.nodes[name]
         return NONLINEAR[node.operator].rigorous_step(node, [intervals[each] for each in node.inputs], relaxed)
 
-    def _combined(self, backward: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
+    def _bound_combined_rows(self, backward: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
         """Return rows of ``Σ w·(row·y − offset)``: a row that alone has weight is exact, the others are rounded."""
         specification_rows, network = self.domain_bounds.specification_rows, self.domain_bounds.network
         weights = (domains.weights / domains.weights.sum(dim=1, keepdim=True)).unsqueeze(1)
@@ -110,12 +110,12 @@ class _StagedCertificates(Certificates):
 
     line: StageLink
 
-    def _combined(self, backward: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
+    def _bound_combined_rows(self, backward: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
         """Return the last stage's rows: rows go up the line, and bounds come back."""
         line, margin = self.line, None
         backward = backward if line.is_first else replace(backward, before=self._before)
         if line.is_last:
-            margin = super()._combined(backward, domains, held)
+            margin = super()._bound_combined_rows(backward, domains, held)
         else:
             rows = line.from_next()
             line.to_next(backward.lower_bounds(self.domain_bounds.specification_rows.start, rows, held, own=False))

@@ -187,7 +187,7 @@ class DomainBounds:
         with torch.enable_grad():
             # The derivative of the bound by a value's coefficient is that value.
             probe = domains.slopes.new_zeros(len(domains), self.preactivations.entries, requires_grad=True)
-            probed = self.objective.constrained(batch, relaxed, domains.beta, probe)
+            probed = self.objective.add_multipliers(batch, relaxed, domains.beta, probe)
             recorded = {name: _RecordedRelaxation(each, name, arrived) for name, each in probed.items()}
             weights = domains.weights.detach().requires_grad_()
             margin = self.objective.backward_bound(batch, recorded, box, weights)

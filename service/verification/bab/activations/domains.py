@@ -63,7 +63,7 @@ class Domains:
         """Yield the domains one by one."""
         return (self.rows(slice(index, index + 1)) for index in range(len(self)))
 
-    def repeated(self, times: int) -> Domains:
+    def repeat(self, times: int) -> Domains:
         """Repeat each domain: the first ``times`` rows are of the first domain."""
         return Domains(**{name: column.repeat_interleave(times, dim=0) for name, column in self.columns.items()})
 
@@ -75,16 +75,16 @@ class Domains:
         new = {"index": index, "sign": sign, "at": at, "beta": beta}
         return self.with_(**{name: torch.cat([self.columns[name], new[name][:, None]], dim=1) for name in new})
 
-    def filled(self, count: int, depth: int) -> Domains:
+    def pad(self, count: int, depth: int) -> Domains:
         """Fill up to ``count`` domains with copies of the last, and to ``depth`` columns of splits."""
         which = torch.arange(count, device=self.margin.device).clamp(max=len(self) - 1)
-        return Domains(**{name: _widened(column[which], name, depth) for name, column in self.columns.items()})
+        return Domains(**{name: _widen_column(column[which], name, depth) for name, column in self.columns.items()})
 
     def cut(self, depth: int) -> Domains:
         """Keep the first ``depth`` columns of splits."""
         return self.with_(**{name: self.columns[name][:, :depth] for name in _HISTORY})
 
-    def packed(self) -> Domains:
+    def pack(self) -> Domains:
         """Move splits to the front, and leave out columns without any."""
         order = (self.sign == 0).to(torch.int8).argsort(dim=1, stable=True)
         depth = int((self.sign != 0).sum(dim=1).max()) if len(self) else 0
@@ -92,10 +92,10 @@ class Domains:
         return self.with_(**histories)
 
     @staticmethod
-    def joined(parts: list[Domains]) -> Domains:
+    def join(parts: list[Domains]) -> Domains:
         depth = max(part.depth for part in parts)
         return Domains(
-            **{name: torch.cat([_widened(part.columns[name], name, depth) for part in parts]) for name in _NAMES}
+            **{name: torch.cat([_widen_column(part.columns[name], name, depth) for part in parts]) for name in _NAMES}
         )
 
 
@@ -105,7 +105,7 @@ _MARGIN_LAST = tuple(sorted(_NAMES, key="margin".__eq__))
 _HISTORY = ("index", "sign", "at", "beta")
 
 
-def _widened(column: Tensor, name: str, depth: int) -> Tensor:
+def _widen_column(column: Tensor, name: str, depth: int) -> Tensor:
     if name not in _HISTORY:
         return column
     return torch.nn.functional.pad(column, (0, depth - column.shape[1]))
@@ -157,7 +157,7 @@ class DomainPool:
         slots = torch.tensor(self._free[-len(domains) :][::-1], dtype=torch.int64).to(self.device)
         columns = self._store.columns
         for name in _MARGIN_LAST:
-            columns[name][slots] = _widened(domains.columns[name], name, self._store.depth).to(columns[name].dtype)
+            columns[name][slots] = _widen_column(domains.columns[name], name, self._store.depth).to(columns[name].dtype)
         del self._free[-len(domains) :]
         self._open += len(domains)
 
@@ -177,7 +177,7 @@ class DomainPool:
             margins = torch.where(margins < torch.inf, -margins.clamp(min=torch.finfo(margins.dtype).min), torch.inf)
         # Stable, so that ranks that search together take the same ones wherever their pools are.
         slots = margins.argsort(stable=True)[: min(count, self._open)]
-        taken = form(self._store.rows(slots).packed())  # before a slot is emptied: memory may run out
+        taken = form(self._store.rows(slots).pack())  # before a slot is emptied: memory may run out
         self._empty(slots)
         return taken
 
@@ -224,7 +224,7 @@ class DomainPool:
         extra = max(missing, size // 2) if missing > 0 else 0
         columns = {}
         for name, column in self._store.columns.items():
-            before = _widened(column, name, wide)
+            before = _widen_column(column, name, wide)
             columns[name] = torch.cat([before, before.new_zeros(extra, *before.shape[1:])])
         columns["margin"][size:] = torch.inf
         self._store = Domains(**columns)
@@ -255,7 +255,7 @@ class DomainTransfer:
 
         def rows(domains: Domains) -> Tensor:
             same = [domains.margin[:, None], domains.disjunct[:, None], domains.weights, domains.slopes]
-            splits = [_widened(domains.columns[name], name, depth) for name in _HISTORY]
+            splits = [_widen_column(domains.columns[name], name, depth) for name in _HISTORY]
             return torch.cat([each.double() for each in (*same, *splits)], dim=1)
 
         return self.pool.take_as(rows, count)
@@ -267,7 +267,7 @@ class DomainTransfer:
         columns |= dict(zip(_HISTORY, splits, strict=True))
         columns["node"] = torch.full_like(margin[:, 0], UNKNOWN)
         self.pool.put(
-            Domains(**{name: column.to(self.like.columns[name].dtype) for name, column in columns.items()}).packed()
+            Domains(**{name: column.to(self.like.columns[name].dtype) for name, column in columns.items()}).pack()
         )
 
     def _depth(self, width: int) -> int:

@@ -114,7 +114,7 @@ class _Constrained(Relaxed):
         return joined, constant if bias is None else bias + constant
 
 
-def _constrained(
+def _add_terms(
     network: Network,
     preactivations: Preactivations,
     relaxed: Mapping[str, Relaxed],
@@ -157,15 +157,15 @@ class DualObjective:
         self.network, self.box, self.bounds, self.specification_rows = network, box, bounds, specification_rows
         self.preactivations = Preactivations.of(network)
         self._preactivation_number = self.preactivations.numbers(box.lower.device)
-        self.neuron_index = self._indexed(box.lower.device)
+        self.neuron_index = self._index_neurons(box.lower.device)
         before = {node.name for node in network.graph.until(specification_rows.start)}
         self.relaxed_nodes = tuple(node for node in network.nonlinear if node.name in before)
-        root = self.shaped(bounds)
+        root = self.shape_bounds(bounds)
         self.slope_parameters = _SlopeParameters(network, self.relaxed_nodes, root)
         self._common = self._drifting()
         self._reach = self.preactivations.flattened(_largest(root))[0]
 
-    def _indexed(self, device: torch.device) -> NeuronIndexing:
+    def _index_neurons(self, device: torch.device) -> NeuronIndexing:
         return NeuronIndex.of(self.network, self.preactivations, device)
 
     def _drifting(self) -> Tensor | None:
@@ -181,9 +181,9 @@ class DualObjective:
     def tighten(self, bounds: Interval) -> None:
         """Take tighter bounds at the root: domains keep their meaning and their margins."""
         self.bounds = bounds
-        self.slope_parameters.tighten(self.shaped(bounds))
+        self.slope_parameters.tighten(self.shape_bounds(bounds))
 
-    def shaped(self, bounds: Interval) -> dict[str, Interval]:
+    def shape_bounds(self, bounds: Interval) -> dict[str, Interval]:
         """Return bounds ``(n, entries)`` of all preactivations as bounds of each value."""
         lower, upper = self.preactivations.unflattened(bounds.lower), self.preactivations.unflattened(bounds.upper)
         return {value: Interval(lower[value], upper[value]) for value in lower}
@@ -194,10 +194,10 @@ class DualObjective:
 
     def batch_of(self, domains: Domains, scale: Tensor) -> DomainBatch:
         """Prepare a batch of domains; ``scale`` of the multipliers is by number."""
-        splits = self.neuron_index.localised(domains.index, domains.sign)
+        splits = self.neuron_index.localise(domains.index, domains.sign)
         clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.known(domains.disjunct))
         within = clipped.meet(clipped)
-        bounds = self.shaped(within)
+        bounds = self.shape_bounds(within)
         rows, offsets, used = self.specification_rows.of(domains.disjunct)
         return DomainBatch(
             number=domains.index,
@@ -227,12 +227,12 @@ class DualObjective:
 
     def margins(self, batch: DomainBatch, boxes: Interval, parameters: DualParameters) -> Tensor:
         """Return the margins ``(n,)`` that the parameters prove."""
-        relaxed = self.constrained(
+        relaxed = self.add_multipliers(
             batch, self.slope_parameters.relaxations(batch.families, parameters.slopes), parameters.beta
         )
         return self.backward_bound(batch, relaxed, boxes, parameters.weights)
 
-    def constrained(
+    def add_multipliers(
         self, batch: DomainBatch, relaxed: dict[str, Relaxed], beta: Tensor, probe: Tensor | None = None
     ) -> dict[str, Relaxed]:
         """Add the multipliers of the splits, and coefficients ``probe`` ``(n, entries)`` at all preactivations."""
@@ -245,22 +245,20 @@ class DualObjective:
         )
         if batch.own.index.shape[1]:
             added = added.scatter_add(1, batch.own.index, batch.own.sign)
-        return _constrained(
-            self.network, self.preactivations, relaxed, added if probe is None else added + probe, biases
-        )
+        return _add_terms(self.network, self.preactivations, relaxed, added if probe is None else added + probe, biases)
 
     def backward_bound(
         self, batch: DomainBatch, relaxed: Mapping[str, Relaxed], boxes: Interval, weights: Tensor
     ) -> Tensor:
         """Return the bounds that a backward pass through the relaxations proves, ``(n,)``."""
-        rows, offset = self.combined(batch, weights)
+        rows, offset = self.combine_rows(batch, weights)
         start = self.network.nodes[self.specification_rows.start]
         backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, ascends=True)
         found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
         return self.network.tp_group.agree(found)
 
     @staticmethod
-    def combined(batch: DomainBatch, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def combine_rows(batch: DomainBatch, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the combined row ``(n, 1, entries)`` of each domain, and its offset ``(n,)``."""
         weights = weights / weights.sum(dim=1, keepdim=True)
         return torch.bmm(weights[:, None], batch.rows), (weights * batch.offsets).sum(dim=1)
@@ -288,9 +286,9 @@ class DualObjective:
         falling = self.neuron_index.total(batch.number, rising).neg()
         if self._common is not None:
             slopes[:, self._common] = self.network.tp_group.agree(slopes[:, self._common])
-        return DualParameters(slopes, falling, self._agreed(weights))
+        return DualParameters(slopes, falling, self._agree_on(weights))
 
-    def _agreed(self, weights: Tensor) -> Tensor:
+    def _agree_on(self, weights: Tensor) -> Tensor:
         return self.network.tp_group.agree(weights)
 
     def minimiser(self, boxes: Interval, arrived: Sequence[Tensor]) -> Tensor:

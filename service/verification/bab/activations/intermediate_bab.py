@@ -130,7 +130,7 @@ class _Problems:
         self.branching, self.disjunct, self.known, self.settings = branching, disjunct, known, settings
         self.domain_bounds = domain_bounds = branching.domain_bounds
         first, self.warm_start = (each.within(options) for each in (settings.from_scratch, settings.warm_start))
-        self.leaves = self._optimised(domain_bounds.roots(known[:, None]).rows(disjunct), first)
+        self.leaves = self._optimise(domain_bounds.roots(known[:, None]).rows(disjunct), first)
         domain_bounds.calibrate(self.leaves)
 
     def least(self, deadline: float) -> Tensor:
@@ -142,7 +142,7 @@ class _Problems:
             if not bool(chosen.any()) or 2 * int(chosen.sum()) + len(leaves) > most:
                 break
             parts = [leaves.rows(~chosen), *self._split(leaves.rows(chosen), deadline)]
-            leaves = Domains.joined(parts)
+            leaves = Domains.join(parts)
         return self._least(leaves)
 
     def _least(self, leaves: Domains) -> Tensor:
@@ -167,10 +167,10 @@ class _Problems:
             branched = self.branching.split(part, self.domain_bounds.inspect(part))
             yield branched.unsplit
             if len(branched.halves):
-                yield self._optimised(branched.halves, self.warm_start)
+                yield self._optimise(branched.halves, self.warm_start)
 
-    def _optimised(self, domains: Domains, settings: OptimiserSettings) -> Domains:
-        return Domains.joined(
+    def _optimise(self, domains: Domains, settings: OptimiserSettings) -> Domains:
+        return Domains.join(
             self.domain_bounds.in_parts(
                 len(domains),
                 self.domain_bounds.capacity,

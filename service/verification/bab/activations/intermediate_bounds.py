@@ -96,12 +96,12 @@ class _OptimisedBounds:
         (place,) = self.unstable[name][index[0]].nonzero(as_tuple=True)
         if not len(place):
             return before
-        found = self._bounded(backward, name, index[:, place], options)
+        found = self._bound_entries(backward, name, index[:, place], options)
         lower, upper = before.lower.clone(), before.upper.clone()
         lower[:, place], upper[:, place] = found.lower, found.upper
         return before.meet(Interval(lower, upper))
 
-    def _bounded(self, backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
+    def _bound_entries(self, backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
         started = time.monotonic()
         plain = one_pass(backward, name, index, options)
         bool(plain.lower.isfinite().all())  # the device answers when it is done
@@ -137,17 +137,17 @@ def bound_root(
     started = time.monotonic()
     first = CROWN if method.intermediate is IntermediateBounds.OPTIMISED else method
 
-    def analysed(method: Method) -> tuple[Analysis, DisjunctRows, Tensor]:
+    def analyse(method: Method) -> tuple[Analysis, DisjunctRows, Tensor]:
         analysis = engine.analyse(method, box, model.options)
-        return analysis, *_asked(model, specification, analysis)
+        return analysis, *_bound_specification(model, specification, analysis)
 
-    analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(first))
+    analysis, specification_rows, margins = model.together(STAGE, lambda: analyse(first))
     crown_seconds = time.monotonic() - started
     late = model.engine.late(model.settings.time.last_start_of_optimised_root(deadline, crown_seconds))
     enough = late or engine.refines or bool((margins.amax(dim=1) > 0).all())
     if first != method and not model.search_group.anywhere(enough, model.device):
         with suppress(MemoryShortageError):  # the bounds so far stay
-            analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(method))
+            analysis, specification_rows, margins = model.together(STAGE, lambda: analyse(method))
     # Domains that ranks exchange have parameters for the entries that are open here, so these must be equal on all
     # ranks.
     search_group = RankGroup(model.search_group.axis)
@@ -161,12 +161,13 @@ def bound_root(
     )
 
 
-def _asked(
+def _bound_specification(
     model: ModelUnderVerification, specification: Specification, analysis: Analysis
 ) -> tuple[DisjunctRows, Tensor]:
     """Return the rows by disjunct, and the margins that the root's bounds prove of each."""
     network, dtype = model.network, model.dtype
     rows = specification.rows.to(dtype)
+    # One pass for both ends: the most of a row is less the least of its negation.
     below = model.engine.lower_bounds(analysis, torch.cat([rows, -rows]))
     least, most = below[: len(rows)], -below[len(rows) :]
     inputs, offsets = specification.of_inputs(dtype), specification.offsets(least, most)

@@ -37,7 +37,7 @@ class NeuronIndexing(Protocol):
     def is_whole(self) -> bool:
         """Return whether this rank has all entries."""
 
-    def localised(self, number: Tensor, sign: Tensor) -> LocalSplits:
+    def localise(self, number: Tensor, sign: Tensor) -> LocalSplits:
         """Return ``(n, depth)`` splits as this rank sees them."""
 
     def total(self, number: Tensor, values: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class NeuronIndex:
     def is_whole(self) -> bool:
         return self.tp_group.axis.size == 1
 
-    def localised(self, number: Tensor, sign: Tensor) -> LocalSplits:
+    def localise(self, number: Tensor, sign: Tensor) -> LocalSplits:
         if self.is_whole:
             return LocalSplits(number, sign)
         index = number % self.entries

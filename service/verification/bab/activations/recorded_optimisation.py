@@ -22,7 +22,7 @@ from service.verification.bab.activations.dual_objective import DomainBatch, Dua
 from service.verification.bab.settings import OptimiserSettings, RecordingSettings
 
 
-def filled(count: int, least: int, finer_beyond: int) -> int:
+def padded_size(count: int, least: int, finer_beyond: int) -> int:
     """Return the padded size of a batch, or history, of ``count``."""
     if count <= least:
         return least if count else 0
@@ -211,8 +211,8 @@ class RecordedOptimisation:
 
     def optimise(self, domains: Domains, settings: OptimiserSettings, scale: Tensor) -> Domains:
         finer = self.settings.finer_beyond
-        count = filled(len(domains), self.settings.smallest_batch, finer)
-        size = _Size(count, filled(domains.depth, self.settings.fewest_splits, finer), settings)
+        count = padded_size(len(domains), self.settings.smallest_batch, finer)
+        size = _Size(count, padded_size(domains.depth, self.settings.fewest_splits, finer), settings)
         if size in self._kept or self._has_room(size):
             try:
                 return self._from_record(size, domains, scale)
@@ -224,7 +224,7 @@ class RecordedOptimisation:
         return DirectOptimisation(self.objective).optimise(domains, settings, scale)
 
     def _from_record(self, size: _Size, domains: Domains, scale: Tensor) -> Domains:
-        whole = domains.filled(size.count, size.depth)
+        whole = domains.pad(size.count, size.depth)
         found = self._optimiser(size, whole, scale).run(whole)
         return found.rows(slice(len(domains))).cut(domains.depth)
 

@@ -33,11 +33,11 @@ class RecordedSplits:
 
         return cls(model, asked, model.splits.begin(Technique.ACTIVATIONS.value, name))
 
-    def planted(self, roots: Domains) -> Domains:
+    def plant_roots(self, roots: Domains) -> Domains:
         """Return the roots with their places in the tree."""
         return roots.with_(node=self.tree.plant(roots.margin))
 
-    def halved(self, halves: Domains) -> Domains:
+    def record_halves(self, halves: Domains) -> Domains:
         """Return the halves of split domains, first all of one side, with their places in the tree."""
         if not len(halves):
             return halves

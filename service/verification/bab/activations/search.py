@@ -102,7 +102,7 @@ class _ActivationSearch:
         self.attack_batch_size = gradient_batch_size(model)
         self.margins = root.margins
         self.splits = RecordedSplits.of(model, specification, self.domain_bounds)
-        self.roots = self.splits.planted(self.domain_bounds.roots(self.margins))
+        self.roots = self.splits.plant_roots(self.domain_bounds.roots(self.margins))
         self.pool = DomainPool(self.roots, model.memory, settings.pool)
         self.domains, self.bound = 0, -inf
         self.shortage: MemoryShortageError | None = None
@@ -122,9 +122,8 @@ class _ActivationSearch:
         self.has_begun = True
         self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, self.from_scratch), losing=ROOTS)
         self._if_memory_allows(lambda: self.domain_bounds.calibrate(self.roots))
-        if (
-            not self.model.search_group.is_first
-        ):  # every rank has bounded the roots; one rank starts the search from them
+        # Every rank has bounded the roots, but one alone starts from them: the others get domains by exchange.
+        if not self.model.search_group.is_first:
             self.pool = DomainPool(self.roots, self.model.memory, self.settings.pool)
             self.domains = 0
 
@@ -137,6 +136,7 @@ class _ActivationSearch:
             self._begin()
         while True:
             transfer = DomainTransfer(self.pool, self.roots)
+            # What decides here is the same on all ranks: one that left alone would leave the others waiting.
             state = search_group.synchronise(self._status(transfer.width), counterexample, device)
             everyone = state.all
             self._report(everyone)
@@ -172,11 +172,9 @@ class _ActivationSearch:
         left = max(self.deadline - started, 0)
         count, parents = 1, None
         try:
-            count = min(
-                self.largest_batch,
-                self.domain_bounds.capacity // 2,
-                int(left / self.seconds_per_domain) if self.seconds_per_domain else 1,
-            )
+            in_time = int(left / self.seconds_per_domain) if self.seconds_per_domain else 1
+            # Half of the capacity, since every parent becomes two.
+            count = min(self.largest_batch, self.domain_bounds.capacity // 2, in_time)
             count = self.domain_bounds.neuron_index.least(max(1, count))
             parents = self.pool.take(count)
             count = len(parents)
@@ -185,7 +183,7 @@ class _ActivationSearch:
             # Another process may have taken the free memory since.
             if not self.model.engine.survives(error):
                 raise
-            if count == 1:
+            if count == 1:  # a single domain cannot be made smaller
                 self.shortage, self.is_over = self.model.memory.shortage(DOMAINS, self.model.device, error), True
         self.domain_bounds.make_room()
         self.largest_batch = max(1, count // 2)
@@ -218,14 +216,14 @@ class _ActivationSearch:
             self.pool.put(parents)
             return counterexample
         branched = self.branching.split(parents, inspection)
-        halves = self.splits.halved(branched.halves)
-        self._bound_and_keep_open(self._certified(halves), self.warm_start)
+        halves = self.splits.record_halves(branched.halves)
+        self._bound_and_keep_open(self._certify(halves), self.warm_start)
         self.seconds_per_domain = (time.monotonic() - started) / len(parents)
         return self._decide_unsplit(branched.unsplit)
 
-    def _certified(self, domains: Domains) -> Domains:
+    def _certify(self, domains: Domains) -> Domains:
         """Return domains with margins that hold in real arithmetic, if the search is rigorous."""
-        return domains if self.certificates is None else self.certificates.certified(domains)
+        return domains if self.certificates is None else self.certificates.certify(domains)
 
     def _refine_in_time(self) -> None:
         seconds = time.monotonic() - self.started
@@ -279,7 +277,7 @@ class _ActivationSearch:
     def _bound_roots_again(self, disjuncts: Tensor) -> Domains:
         """Bound the whole box again; a disjunct that gains more from this than from all its splits starts over."""
         roots = self.domain_bounds.roots(torch.full_like(self.margins, -torch.inf)).with_(node=self.roots.node)
-        roots = self._optimised(roots.rows(disjuncts.to(roots.margin.device)), self.from_scratch)
+        roots = self._optimise(roots.rows(disjuncts.to(roots.margin.device)), self.from_scratch)
         self.domains += len(roots)
         for index, disjunct in enumerate(disjuncts.tolist()):
             if float(roots.margin[index]) > self.pool.bound_of(disjunct):
@@ -306,6 +304,7 @@ class _ActivationSearch:
         margin, before = float(self._bound_roots_again(disjunct[None]).margin), -inf
         preactivations = self.invprop.preactivations
         gain = self.settings.invprop.least_margin_gain
+        # Margins are negative here: the one before, made smaller by the share that a round must gain, is the bar.
         while before * (1 - gain) < margin <= 0 and preactivations and time.monotonic() < deadline:
             left = self.invprop.tighten(int(disjunct), margin, preactivations, deadline)
             if left is None:
@@ -317,25 +316,23 @@ class _ActivationSearch:
 
     def _bound_and_keep_open(self, domains: Domains, settings: OptimiserSettings) -> None:
         """Bound domains, and put those that stay open into the pool, all at the end."""
+        # Halves come with margins, and nothing is spent on those that are proved before they are bounded.
         count, domains = len(domains), self._drop_proved(domains) if len(domains) else domains
         if len(domains):
-            left = self._drop_proved(self._certified(self._optimised(domains, settings)))
+            left = self._drop_proved(self._certify(self._optimise(domains, settings)))
             self.splits.tree.tighten(left.node, left.margin)
             self.pool.put(left)
         self.domains += count
 
-    def _optimised(self, domains: Domains, settings: OptimiserSettings) -> Domains:
-        parts = self.domain_bounds.in_parts(
-            len(domains),
-            self.domain_bounds.capacity,
-            lambda part: self.domain_bounds.optimise(domains.rows(part), settings),
-        )
-        return Domains.joined(parts)
+    def _optimise(self, domains: Domains, settings: OptimiserSettings) -> Domains:
+        bounds, count = self.domain_bounds, len(domains)
+        parts = bounds.in_parts(count, bounds.capacity, lambda part: bounds.optimise(domains.rows(part), settings))
+        return Domains.join(parts)
 
     def _drop_proved(self, domains: Domains) -> Domains:
         proved = domains.margin > 0
         self.least_proved = min(self.least_proved, float(torch.where(proved, domains.margin, torch.inf).amin()))
-        self.splits.tree.proved(domains.node[proved], domains.margin[proved])
+        self.splits.tree.record_proofs(domains.node[proved], domains.margin[proved])
         return domains.rows(~proved)
 
     def _decide_unsplit(self, domains: Domains) -> Counterexample | None:
@@ -350,13 +347,14 @@ class _ActivationSearch:
         return None
 
     def _optimise_from_scratch(self, domains: Domains) -> Domains:
-        better = self._if_memory_allows(lambda: self._certified(self._optimised(domains, self.from_scratch)))
+        better = self._if_memory_allows(lambda: self._certify(self._optimise(domains, self.from_scratch)))
         return self._drop_proved(domains if better is None else better)
 
     def _solve_programs(self, domains: Domains) -> Counterexample | None:
         """Solve domains one by one, as many as a moment allows."""
         until = self.time.programs_deadline(time.monotonic(), self.deadline)
         for index, domain in enumerate(domains.each()):
+            # One program at least in each round, or a slow one would be put back for ever.
             if self.model.engine.late(until if index else self.deadline):
                 self.pool.put(domains.rows(slice(index, None)))
                 return None
@@ -364,6 +362,7 @@ class _ActivationSearch:
             if solved.counterexample is not None:
                 self.pool.put(domains.rows(slice(index, None)))
                 return solved.counterexample
+            # A program is solved in rounded arithmetic, from which a rigorous search takes no proof.
             self._give_up(domain, max(float(domain.margin), solved.margin if self.certificates is None else -inf))
         return None
 
@@ -382,7 +381,7 @@ class _ActivationSearch:
         """Drop one domain, whose ``margin`` is proved."""
         if margin > 0:
             self.least_proved = min(self.least_proved, margin)
-            self.splits.tree.proved(domain.node, torch.tensor([margin]))
+            self.splits.tree.record_proofs(domain.node, torch.tensor([margin]))
         else:
             self.splits.tree.stick(domain.node)
             # NaN proves nothing, and a comparison must not hide it.

@@ -41,10 +41,10 @@ class _StagedNeuronIndex:
         counts = line.joined(torch.tensor([own.entries * own.tp_group.axis.size])).tolist()
         return cls(line, own, sum(counts[: line.rank]), counts[line.rank])
 
-    def localised(self, number: Tensor, sign: Tensor) -> LocalSplits:
+    def localise(self, number: Tensor, sign: Tensor) -> LocalSplits:
         local = number - self.offset
         here = (local >= 0) & (local < self.count)
-        return self.own.localised(torch.where(here, local, 0), torch.where(here, sign, 0))
+        return self.own.localise(torch.where(here, local, 0), torch.where(here, sign, 0))
 
     def total(self, number: Tensor, values: Tensor) -> Tensor:
         local = number - self.offset
@@ -82,7 +82,7 @@ class _StagedDualObjective(DualObjective):
         self.line = staged.line
         super().__init__(staged.network, box, bounds, specification_rows)
 
-    def _indexed(self, device: torch.device) -> NeuronIndexing:
+    def _index_neurons(self, device: torch.device) -> NeuronIndexing:
         return _StagedNeuronIndex.of(self.line, NeuronIndex.of(self.network, self.preactivations, device))
 
     def backward_bound(
@@ -92,7 +92,7 @@ class _StagedDualObjective(DualObjective):
         backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, before=before, ascends=True)
         start = self.network.graph.output
         if self.line.is_last:
-            rows, offset = self.combined(batch, weights)
+            rows, offset = self.combine_rows(batch, weights)
             found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
             found = self.network.tp_group.agree(found)
         else:
@@ -101,8 +101,8 @@ class _StagedDualObjective(DualObjective):
         told: Tensor = _MarginsToAll.apply(found, self.line)  # type: ignore[no-untyped-call]
         return told
 
-    def _agreed(self, weights: Tensor) -> Tensor:
-        return self.line.of_last(super()._agreed(weights))
+    def _agree_on(self, weights: Tensor) -> Tensor:
+        return self.line.of_last(super()._agree_on(weights))
 
     def minimiser(self, boxes: Interval, arrived: Sequence[Tensor]) -> Tensor:
         return self.line.of_first(super().minimiser(boxes, arrived) if self.line.is_first else None)

@@ -96,7 +96,7 @@ class ActivationView:
         bounds = [self.inspection.bounds[name] for name in node.inputs]
         arrived, operator = self.inspection.coefficients[node.name].squeeze(1), self.network.operator_of(node)
         arrived = operator.centred(arrived.unsqueeze(1), bounds).squeeze(1)
-        relaxed = None if len(bounds) > 1 else self._relaxed(node, bounds)
+        relaxed = None if len(bounds) > 1 else self._relax(node, bounds)
         if not isinstance(relaxed, Relaxation):  # of several inputs, or a choice between constants
             shares = self._radius_shares(node, bounds, arrived)
             return [loss.expand(times, *loss.shape).flatten(0, 1) for loss in shares]
@@ -105,7 +105,7 @@ class ActivationView:
         shape = times, *arrived.shape
         return [_loss(relaxed, arrived, z.reshape(shape), value.reshape(shape)).flatten(0, 1)]
 
-    def _relaxed(self, node: Node, bounds: list[Interval]) -> Relaxed:
+    def _relax(self, node: Node, bounds: list[Interval]) -> Relaxed:
         family = self.inspection.families[node.name]
         if isinstance(family, PiecewiseSlopes):
             return family.relaxation

@@ -51,19 +51,19 @@ class Boxes:
         return Boxes(box, self.margins.to(device), self.open.to(device), known, self.node.to(device))
 
     @staticmethod
-    def joined(parts: Sequence[Boxes]) -> Boxes:
+    def join(parts: Sequence[Boxes]) -> Boxes:
         """Concatenate boxes; bounds that not all of them have are dropped."""
         if len(parts) == 1:
             return parts[0]
         names = set.intersection(*(set(part.known) for part in parts))
-        known = {name: _joined([part.known[name] for part in parts]) for name in sorted(names)}
+        known = {name: _join_intervals([part.known[name] for part in parts]) for name in sorted(names)}
         margins, left, node = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("margins", "open", "node")
         )
-        return Boxes(_joined([part.box for part in parts]), margins, left, known, node)
+        return Boxes(_join_intervals([part.box for part in parts]), margins, left, known, node)
 
 
-def _joined(parts: Sequence[Interval]) -> Interval:
+def _join_intervals(parts: Sequence[Interval]) -> Interval:
     return Interval(torch.cat([part.lower for part in parts]), torch.cat([part.upper for part in parts]))
 
 
@@ -88,7 +88,7 @@ class BoxPool:
     entries: int = 0
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         return self.entries > self.crowded_entries.get(self.device.type, self.crowded_entries["cpu"])
 
     @property
@@ -98,7 +98,7 @@ class BoxPool:
     def put(self, boxes: Boxes) -> None:
         if not len(boxes):
             return
-        if self.crowded:
+        if self.is_crowded:
             boxes = replace(boxes, known={}).to(torch.device("cpu"))
         group = _BoxGroup(boxes, float(boxes.margins.min()), boxes.entries)
         self.groups.append(group)
@@ -112,12 +112,12 @@ class BoxPool:
         """Take up to ``count`` boxes in the form that ``form`` makes; none leaves the pool if memory runs out."""
         before = list(self.groups), self.size, self.entries
         try:
-            return form(self._taken(count))
+            return form(self._take_groups(count))
         except BaseException:
             self.groups, self.size, self.entries = before
             raise
 
-    def _taken(self, count: int) -> Boxes:
+    def _take_groups(self, count: int) -> Boxes:
         taken: list[Boxes] = []
         while self.groups and count:
             group = self._next()
@@ -126,10 +126,10 @@ class BoxPool:
             self.put(rest)
             taken.append(part.to(self.device))
             count -= len(part)
-        return Boxes.joined(taken)
+        return Boxes.join(taken)
 
     def _next(self) -> _BoxGroup:
-        if self.crowded:
+        if self.is_crowded:  # the newest are the smallest: to finish them first keeps the pool from growing
             return self.groups.pop()
         return self.groups.pop(min(range(len(self.groups)), key=lambda index: self.groups[index].least))
 
@@ -198,7 +198,7 @@ def _unless_undefined(bounds: Tensor) -> Tensor:
     return bounds.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
-def clipped(
+def clip_boxes(
     specification: Specification, cut: LinearCut, box: Interval, left: Tensor, rounds: int
 ) -> tuple[Interval, Tensor, Tensor]:
     """Return a smaller box, the margins ``(batch, disjuncts)`` in all of the box, and the disjuncts left to prove

@@ -85,14 +85,14 @@ def _plain_factories(
         return [lambda: analysed]
     free = int((whole.width > 0).sum())
 
-    def folded() -> _FoldedInputBounds | None:
+    def fold_network() -> _FoldedInputBounds | None:
         found = fold(network, whole.lower)
         return None if found is None else _FoldedInputBounds(found)
 
-    def propagated() -> _PassInputBounds:
+    def propagate_forms() -> _PassInputBounds:
         return _PassInputBounds(network, affine_forward, affordable(network, whole, options), 4 + 2 * free, 1 + free)
 
-    return [folded, propagated, lambda: analysed]
+    return [fold_network, propagate_forms, lambda: analysed]
 
 
 @dataclass(frozen=True, eq=False)

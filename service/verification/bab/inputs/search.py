@@ -22,7 +22,7 @@ from service.bounds.methods import Method
 from service.verification.bab.attack import attack_boxes, attack_from_many_samples, gradient_batch_size
 from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, Technique
 from service.verification.bab.heuristics import InputView
-from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer, LinearCut, clipped
+from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer, LinearCut, clip_boxes
 from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory, factories_of
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import GroupState, SearchStatus
@@ -55,11 +55,11 @@ def begin_splitting_inputs(
 ) -> Search:
     """Begin to split inputs: a :class:`~service.verification.bab.decision.SearchStrategy`."""
 
-    def prepared() -> _InputSearch:
+    def prepare() -> _InputSearch:
         factories = factories_of(model.engine, method, specification.box(model.dtype), model.options)
         return _InputSearch(model, specification, factories, deadline, listener)
 
-    return model.together(STAGE, prepared)
+    return model.together(STAGE, prepare)
 
 
 @dataclass(eq=False)
@@ -94,6 +94,7 @@ class _InputSearch:
         whole = self.specification.box(self.model.dtype)
         self.width = whole.width
         self.rows = self.specification.rows.to(self.model.dtype)
+        # The same points in every run, and the centre of each box among them.
         generator = torch.Generator().manual_seed(0)
         shares = torch.rand(
             self.settings.points_per_box, whole.lower.shape[1], generator=generator, dtype=self.model.dtype
@@ -176,7 +177,7 @@ class _InputSearch:
         try:
             boxes = self.pool.take(count)
             count = len(boxes)
-            return self._timed(boxes)
+            return self._measure_round(boxes)
         except Exception as error:
             # Another process may have taken the free memory since.
             if not self.model.engine.survives(error):
@@ -191,7 +192,7 @@ class _InputSearch:
             self._replace_input_bounds()
         return None
 
-    def _timed(self, boxes: Boxes) -> Counterexample | None:
+    def _measure_round(self, boxes: Boxes) -> Counterexample | None:
         started = time.monotonic()
         counterexample = self._branch_and_bound(boxes)
         self.box_seconds = (time.monotonic() - started) / len(boxes)
@@ -239,13 +240,14 @@ class _InputSearch:
         self.domains += len(boxes)
         planes = self.input_bounds.planes(boxes.box, boxes.known, self.rows)
         cut = LinearCut.of(self.specification, boxes.box, planes.coefficients, planes.bias)
-        clipped_box, margins, is_open = clipped(
+        clipped_box, margins, is_open = clip_boxes(
             self.specification, cut, boxes.box, boxes.open, self.settings.clipping_rounds
         )
+        # A box keeps the margin of the one that it was cut from, where its own bounds prove less.
         least = torch.maximum(boxes.margins, torch.where(boxes.open, margins, torch.inf).amin(dim=1))
         self.least_proved = min(self.least_proved, _least_proved(boxes, clipped_box, margins, is_open))
         is_kept = is_open.any(dim=1)
-        self.tree.proved(boxes.node[~is_kept], least[~is_kept])
+        self.tree.record_proofs(boxes.node[~is_kept], least[~is_kept])
         (keep,) = is_kept.nonzero(as_tuple=True)
         if not len(keep):
             return None
@@ -309,10 +311,11 @@ class _InputSearch:
         worth = (score / total).nan_to_num(nan=0.0) + 0.01 * share
         along = torch.where(self._splittable(rest.box), worth, -1.0).argmax(dim=1, keepdim=True)
         middle = rest.box.centre.gather(1, along)
-        twice = Boxes.joined([rest, rest])
+        twice = Boxes.join([rest, rest])
         lower = torch.cat([rest.box.lower, rest.box.lower.scatter(1, along, middle)])
         upper = torch.cat([rest.box.upper.scatter(1, along, middle), rest.box.upper])
         halved = score.scatter(1, along, score.gather(1, along) / 2)
+        # The tree has upper halves first, the boxes lower ones.
         node = self.tree.split(rest.node, along[:, 0], middle[:, 0], twice.margins.view(2, -1)).flip(0).flatten()
         return Boxes(Interval(lower, upper), twice.margins, twice.open, twice.known, node), torch.cat([halved, halved])
 
