@@ -99,9 +99,8 @@ class Judged:
         return dict(row)
 
 
-def judged(seed: int) -> Judged | None:
+def judged(content: bytes, lower: Array, upper: Array, points: Array) -> Judged | None:
     """A graph that can be bounded; no other may end in anything but a refusal."""
-    content, lower, upper, points = hostile(seed)
     try:
         prepare(load(content), (len(lower),))
         runtime = Runtime.of(parse(content))
@@ -115,9 +114,12 @@ def fault_of(seed: int, data: DataLayout, *, asks: bool) -> str | None:
     """What is wrong with the bounds of a graph, or, if it ``asks`` for one, with its verdict; ``None`` if it is
     refused. Bounds may be passed where a job says that they need not hold, since a value may be no number.
     """
-    graph = judged(seed)
-    if graph is None:
-        return None
+    graph = judged(*hostile(seed))
+    return None if graph is None else fault_in(graph, data, seed, asks=asks)
+
+
+def fault_in(graph: Judged, data: DataLayout, seed: int, *, asks: bool) -> str:
+    """The same of any graph; ``seed`` chooses the output and the side that it is asked about."""
     if (passed := graph.outside()) and not graph.is_noted(data):
         return passed
     return graph.falsely_verified(data, seed) if asks else ""
