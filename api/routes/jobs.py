@@ -195,12 +195,8 @@ async def _takes_no_changes(job: ChangeableJob, request: Request, store: StoreDe
     if (body := (await request.body()).strip()) in (b"", b"{}", b"null"):
         return
     instead = "a new job with the changed spec"
-<<<<<<< HEAD
-    if job.kind == "train" and await run_in_threadpool(lambda: bool(store.artifacts.steps_of_checkpoints(job.id))):
-=======
     steps = await run_in_threadpool(store.artifacts.steps_of_checkpoints, job.id)
     if job.kind == "train" and steps:
->>>>>>> cases
         instead += f", and resume: {{job: {job.id}}} to go on from the last checkpoint"
     got = body[:_SHOWN_BYTES].decode(errors="replace")
     raise invalid([FieldError(path="", message="a retry repeats the job as it is", got=got, expected=instead)])
