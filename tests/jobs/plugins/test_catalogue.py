@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from service.jobs.plugins import DataConfig, DataSource, Features, ModelConfig, ModelFamily, Samples
 from service.jobs.plugins.catalogue import Catalogue, catalogue, installed
+from service.jobs.spec import base, common
 from service.jobs.spec.families import FAMILIES, MlpConfig
 
 BUILT_IN = ModelFamily(MlpConfig, "service.models.mlp:Mlp")
@@ -173,3 +174,7 @@ def test_one_package_on_the_path_twice_is_one(tmp_path: Any, monkeypatch: pytest
 def test_the_built_in_families_come_with_this_distribution() -> None:
     assert {each.distribution for each in FAMILIES.provided.values()} >= {"trivet"}
     assert list(FAMILIES.provided)[:3] == ["mlp", "convnet", "transformer"]
+
+
+def test_names_are_also_where_packages_have_found_them() -> None:
+    assert [getattr(base, name) is getattr(common, name) for name in base.__all__] == [True] * 5
