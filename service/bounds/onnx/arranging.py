@@ -16,9 +16,6 @@ from service.bounds.onnx.reading import run_alone
 from service.bounds.onnx.selecting import looked_up
 from service.bounds.operators.conversion import Array, Call, Converter, Shape, Value, Values, axis, integers, number
 
-OF_AXES = ("axes", "scales", "keep_aspect_ratio_policy")
-"""Attributes of ``Resize`` that are about some of its dimensions."""
-
 
 def _same_entries(call: Call, values: Values, shape: Shape) -> Tensor:
     """Reshapes of every kind: the shape is known."""
