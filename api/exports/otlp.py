@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from api.exports.base import ExportedJob
+from api.exports.base import ExportedJob, json_number
 from api.exports.server import ExportFailed, ExportServer
 
 _MOST_POINTS = 2000
@@ -51,10 +50,7 @@ def _series(told: ExportedJob) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]
 
 
 def _point(value: float | None, when: float, step: int | None) -> dict[str, Any]:
-    """Return a data point; a value that is not finite is written as protobuf's JSON has it."""
-    finite = value is not None and math.isfinite(value)
-    number = value if finite else "NaN" if value is None or math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
-    point = {"timeUnixNano": str(round(when * 1e9)), "asDouble": number}
+    point = {"timeUnixNano": str(round(when * 1e9)), "asDouble": json_number(value)}
     return point if step is None else {**point, "attributes": [{"key": "step", "value": {"intValue": str(step)}}]}
 
 

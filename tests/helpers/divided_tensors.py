@@ -19,7 +19,7 @@ def copy_parts(whole: nn.Module, divided: nn.Module, axis: Axis) -> None:
     """Give the parameters of a rank's module its parts of the whole ones, which have no padding."""
     with torch.no_grad():
         for name, parameter, dimension in sharded_dimensions(divided):
-            source = whole.get_parameter(name)
+            source: Tensor = whole.get_parameter(name)
             if dimension is not None and axis.size > 1:
                 length = source.shape[dimension] // axis.size
                 source = source.narrow(dimension, axis.rank * length, length)
