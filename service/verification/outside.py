@@ -68,10 +68,10 @@ class OutsideAttack:
         if row.verdict != Verdict.VERIFIED.value or query is None:
             return row
         started = time.monotonic()
-        found = self._settled(row, query, started + SHARE * min(limit, MOST_SECONDS), overflows)
+        found = self._settle_row(row, query, started + SHARE * min(limit, MOST_SECONDS), overflows)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
 
-    def _settled(self, row: BoundsRow, query: Query, deadline: float, overflows: bool) -> BoundsRow:
+    def _settle_row(self, row: BoundsRow, query: Query, deadline: float, overflows: bool) -> BoundsRow:
         specified = specifications(query, CPU)
         if (
             self.task.engine.is_alone
@@ -91,7 +91,7 @@ class OutsideAttack:
             except UnsupportedModelError as error:
                 return _undecided(row, f"at an input of the box, {error}")
             if bool(outputs.isnan().any()):
-                return _undecided(row, f"onnxruntime gives no number (NaN) at an input of the box, {_shown(x)}")
+                return _undecided(row, f"onnxruntime gives no number (NaN) at an input of the box, {_show_point(x)}")
             if self._is_violated(specification, x.double(), outputs):
                 raise self._reported(row, x, outputs)
         return row
@@ -235,5 +235,5 @@ def _undecided(row: BoundsRow, reason: str) -> BoundsRow:
     return replace(row, verdict=Verdict.UNKNOWN.value, decided_by=None, reason=reason)
 
 
-def _shown(x: Tensor) -> str:
+def _show_point(x: Tensor) -> str:
     return f"({', '.join(f'{entry:.9g}' for entry in x[:6].tolist())}{', …' if len(x) > 6 else ''})"

@@ -95,7 +95,7 @@ def _with_loops_unrolled(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.Mod
     values of others for their shapes.
     """
     while counted := counted_loops(model, dependence_of(model)):
-        wanted = {name for node in counted.values() for name in _asked(node)}
+        wanted = {name for node in counted.values() for name in _deciding_values(node)}
         values = evaluate(model, wanted) if wanted else {}
         read = {name for node in model.graph.node for name in read_by(node)} | {
             each.name for each in model.graph.output
@@ -110,7 +110,7 @@ def _with_loops_unrolled(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.Mod
     return model
 
 
-def _asked(node: onnx.NodeProto) -> list[str]:
+def _deciding_values(node: onnx.NodeProto) -> list[str]:
     """Return the values that decide about the number of rounds."""
     if node.op_type == "Loop":
         asks = goes_on(body_of(node))
@@ -123,7 +123,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 @dataclass(eq=False)
-class _Writer(ABC):
+class _NodeWriter(ABC):
     """Adds nodes and constants to a graph."""
 
     graph: onnx.GraphProto
@@ -145,7 +145,7 @@ class _Writer(ABC):
 
 
 @dataclass(eq=False)
-class _Unrolling(_Writer):
+class _Unrolling(_NodeWriter):
     """One loop on its way into a graph; ``place`` begins the names of all that is added, ``read`` are names that are
     read anywhere.
     """
@@ -174,7 +174,7 @@ class _Unrolling(_Writer):
         rounds = int(values[count].reshape(-1)[0]) if begins else 0
         asks = goes_on(self.body)
         goes = bool(values[asks].all()) if isinstance(asks, str) else asks
-        rounds = self._checked(rounds if goes else min(rounds, 1))
+        rounds = self._check_rounds(rounds if goes else min(rounds, 1))
         asked = self._constant("condition", np.array(True))
         rows = list[list[str]]()
         for index in range(rounds):
@@ -192,7 +192,7 @@ class _Unrolling(_Writer):
         state, scanned = list(self.node.input[:-count]), self.node.input[-count:]
         axes = list(attributes.get("scan_input_axes", [0] * count))
         lengths = {values[name].shape[axis] for name, axis in zip(scanned, axes, strict=True)}
-        rounds, backward = self._checked(min(lengths)), attributes.get("scan_input_directions", [0] * count)
+        rounds, backward = self._check_rounds(min(lengths)), attributes.get("scan_input_directions", [0] * count)
         rows = list[list[str]]()
         for index in range(rounds):
             rows_in = [
@@ -206,7 +206,7 @@ class _Unrolling(_Writer):
         turned = attributes.get("scan_output_directions", [0] * outputs)
         self._finish(state, rows, list(attributes.get("scan_output_axes", [0] * outputs)), turned)
 
-    def _checked(self, rounds: int) -> int:
+    def _check_rounds(self, rounds: int) -> int:
         size = max(rounds, 0) * len(self.body.node)
         if size > MOST_NODES:
             raise self._refuse(f"its rounds come to {size} nodes, {MOST_NODES} at most")
@@ -296,7 +296,7 @@ def _places(node: onnx.NodeProto) -> Sequence[str]:
 
 
 @dataclass(eq=False)
-class _Sequences(_Writer):
+class _Sequences(_NodeWriter):
     """Sequences as the names of the tensors that they hold, while nodes are written into a graph."""
 
     values: Mapping[str, Array]
@@ -313,9 +313,9 @@ class _Sequences(_Writer):
             unknown += [each for each in node.input if each in self.depends.varying]
             if unknown:
                 raise UnsupportedModelError(f"ONNX {node.op_type} (node {name!r}): {unknown[0]!r} depends on the input")
-            self._written(node, name)
+            self._write_sequence(node, name)
 
-    def _written(self, node: onnx.NodeProto, name: str) -> None:
+    def _write_sequence(self, node: onnx.NodeProto, name: str) -> None:
         (output, *_), kind, attributes = node.output, node.op_type, _attributes(node)
         if kind == "SequenceEmpty":
             self.known[output] = []
