@@ -42,7 +42,7 @@ def gate_fingerprints(
     cross entropy, so any other objective is a field that their reports lack.
     """
     whole = replace(recipe, pipeline=None)
-    if compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
+    if recipe.pipeline is not None and compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
         whole = replace(whole, parallel=recipe.parallel.model_copy(update={"pp": 1}))
     recipes = [whole] if recipe.pipeline is None else [whole, recipe]
     added: Fingerprint = {} if objective == CrossEntropy() else {"objective": objective.name}

@@ -1,15 +1,14 @@
 /** One metric of many jobs on one axis. */
 
-import { duration } from "../lib/format.js";
-import { extent, tickLabel } from "../lib/scales.js";
+import { extent } from "../lib/scales.js";
 import { MEASURED } from "../lib/plane.js";
 import { bySeed, mean, named } from "../lib/seeds.js";
 import { ofDevice, panels, smoothed, table } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { callAt } from "../ui/api.js";
-import { Crosshair } from "../ui/canvas.js";
+import { AXES, axisSwitch, Crosshair } from "../ui/canvas.js";
 import { Chart, TOLD_APART } from "../ui/chart.js";
-import { fill, h, setAttribute } from "../ui/dom.js";
+import { fill, h } from "../ui/dom.js";
 import { blank } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -25,10 +24,6 @@ const FIRST = "loss";
 const FRAMES = 5;
 /** Jobs whose speed and memory are asked for beside the metric that is drawn. */
 const MEASURED_JOBS = 100;
-const AXES = {
-  step: { label: tickLabel, word: "step" },
-  time: { label: duration, word: "after" },
-};
 
 export class Curves {
   /**
@@ -76,24 +71,15 @@ export class Curves {
     this.seeds = h("label", { class: "choice" }, this.means, "Mean of seeds");
     this.place = h("div", { class: "curves" });
     this.note = h("span", { class: "note" });
+    const axes = axisSwitch(this.by, (by) => {
+      this.by = by;
+      this.chart = null;
+      this.draw();
+    });
     this.element = h("section", { class: "panel", id: "curves", "aria-label": "Curves" },
       h("header", {}, h("h2", {}, "Curves"), this.note,
-        h("span", { class: "aside" }, this.seeds, h("label", { class: "smoothing" }, "Smoothing", this.smoothing), this.axisSwitch(), this.select)),
+        h("span", { class: "aside" }, this.seeds, h("label", { class: "smoothing" }, "Smoothing", this.smoothing), axes, this.select)),
       this.place);
-  }
-
-  axisSwitch() {
-    const buttons = /** @type {const} */ (["step", "time"]).map((by) => {
-      const button = h("button", { class: "tiny", type: "button", "aria-pressed": String(by === this.by) }, by);
-      button.addEventListener("click", () => {
-        this.by = by;
-        for (const other of buttons) setAttribute(other, "aria-pressed", String(other === button));
-        this.chart = null;
-        this.draw();
-      });
-      return button;
-    });
-    return h("span", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, ...buttons);
   }
 
   /**

@@ -1,7 +1,8 @@
 /** What all plots share: a canvas that fits its box and the theme, a frame with ticks, and one crosshair for all. */
 
+import { duration } from "../lib/format.js";
 import { apart, tickLabel } from "../lib/scales.js";
-import { oncePerFrame } from "./dom.js";
+import { h, oncePerFrame, setAttribute } from "./dom.js";
 
 /** @typedef {import("../lib/scales.js").Scale} Scale */
 /** @typedef {{width: number, height: number, left: number, right: number, top: number, bottom: number}} Box */
@@ -174,4 +175,27 @@ export function follow(canvas, crosshair, invert, neighbour) {
     event.preventDefault();
     crosshair.move(neighbour(crosshair.at, steps));
   });
+}
+
+/** The horizontal axes of curves. */
+export const AXES = {
+  step: { label: tickLabel, word: "step" },
+  time: { label: duration, word: "after" },
+};
+/** @typedef {keyof typeof AXES} Axis */
+
+/**
+ * Buttons that choose the horizontal axis.
+ * @param {Axis} first @param {(by: Axis) => void} choose
+ */
+export function axisSwitch(first, choose) {
+  const buttons = /** @type {const} */ (["step", "time"]).map((by) => {
+    const button = h("button", { class: "tiny", type: "button", "aria-pressed": String(by === first) }, by);
+    button.addEventListener("click", () => {
+      for (const other of buttons) setAttribute(other, "aria-pressed", String(other === button));
+      choose(by);
+    });
+    return button;
+  });
+  return h("span", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, ...buttons);
 }
