@@ -33,7 +33,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
     stop being numbers, ``GateError`` when compilation isn't allowed, ``ValueError`` for a spec that doesn't fit the
     data or the mesh.
     """
-    with _join_group(context.device_type) as device:
+    with _joined(context.device_type) as device:
         training = prepare(spec, context, device)
         loop = Loop(training)
         loop.resume()
@@ -119,7 +119,7 @@ def _tokenizer(training: Training) -> Path | None:
 
 
 @contextmanager
-def _join_group(device_type: str) -> Iterator[torch.device]:
+def _joined(device_type: str) -> Iterator[torch.device]:
     """Yield this rank's device, in the launcher's process group; leave the group if this call joined it and
     nothing failed.
 

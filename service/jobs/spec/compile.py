@@ -26,7 +26,7 @@ class NoProgram(ProgramConfig):
         raise ValueError("no installed package brings a program (entry points of trivet.programs)")
 
 
-def _read_name(value: Any) -> Any:
+def _named(value: Any) -> Any:
     """Read a bare name as the program of that name with nothing to set."""
     return {"name": value} if isinstance(value, str) else value
 
@@ -39,7 +39,7 @@ else:
         PROGRAMS.union() if PROGRAMS.provided else NoProgram,
         _several,
         BeforeValidator(PROGRAMS.refuse_unavailable),
-        BeforeValidator(_read_name),
+        BeforeValidator(_named),
     ]
 
 

@@ -104,7 +104,7 @@ class Certified(ObjectiveConfig):
         return "objective.upper", f"no input of this source is below {low}", high, f"more than {low}"
 
 
-def _read_name(value: Any) -> Any:
+def _named(value: Any) -> Any:
     """Read a bare name as the objective of that name with nothing to set."""
     return {"name": value} if isinstance(value, str) else value
 
@@ -124,5 +124,5 @@ else:
         OBJECTIVES.union(),
         Field(discriminator=OBJECTIVES.tag),
         BeforeValidator(OBJECTIVES.refuse_unavailable),
-        BeforeValidator(_read_name),
+        BeforeValidator(_named),
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import orjson
+
 from service.jobs.records import Job, Rejected
 from service.jobs.records.store_limits import StoreLimits
 from service.jobs.spec.common import CommonSpec
@@ -12,7 +14,7 @@ from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.jobs import Jobs, other_body
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
-from service.jobs.store.submission import Submission, json_of
+from service.jobs.store.submission import Submission
 from service.jobs.submission.sweeps import Parameters
 
 
@@ -34,8 +36,8 @@ class Sweeps:
         outcome, job_id, state = stubs.submit_sweep(
             self.client,
             limits=self.limits.script_argument,
-            parent=json_of(_without_devices(parent)),
-            children=json_of([_child(parent, parameters, spec) for parameters, spec in children]),
+            parent=_json(_without_devices(parent)),
+            children=_json([_child(parent, parameters, spec) for parameters, spec in children]),
             metric="" if best is None else best.metric,
             mode="" if best is None else best.mode,
         )
@@ -61,7 +63,11 @@ def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict
     submission = Submission(
         "", spec, parent.owner, parent.project, text, idem="", body_hash="", launcher=spec.launcher or parent.launcher
     )
-    record = {**submission.record(), "parameters": json_of(parameters)}
+    record = {**submission.record(), "parameters": _json(parameters)}
     if spec.notify is not None:
         record["notify_on"] = ""  # those of the sweep are told; the numbers that reach thresholds are its jobs'
     return {**submission.entry(), "record": record}
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()

@@ -1,6 +1,5 @@
 /** What all plots share: a canvas that fits its box and the theme, a frame with ticks, and one crosshair for all. */
 
-import { duration } from "../lib/format.js";
 import { apart, tickLabel } from "../lib/scales.js";
 import { h, oncePerFrame, setAttribute } from "./dom.js";
 
@@ -177,16 +176,9 @@ export function follow(canvas, crosshair, invert, neighbour) {
   });
 }
 
-/** The horizontal axes of curves. */
-export const AXES = {
-  step: { label: tickLabel, word: "step" },
-  time: { label: duration, word: "after" },
-};
-/** @typedef {keyof typeof AXES} Axis */
-
 /**
  * Buttons that choose the horizontal axis.
- * @param {Axis} first @param {(by: Axis) => void} choose
+ * @param {"step" | "time"} first @param {(by: "step" | "time") => void} choose
  */
 export function axisSwitch(first, choose) {
   const buttons = /** @type {const} */ (["step", "time"]).map((by) => {
