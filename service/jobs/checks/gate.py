@@ -62,7 +62,7 @@ def _phases(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
 
 
 def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
-    ours, theirs = _shared_facts(spec), _shared_facts(checked)
+    ours, theirs = _known(spec), _known(checked)
     for path in ours.keys() & theirs.keys():
         if ours[path] != theirs[path]:
             message = f"the gate's job ran with {theirs[path]}, and this one has {ours[path]}"
@@ -73,7 +73,7 @@ def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
         yield Problem("parallel.pp", message, stages, f"{checked.parallel.pp}, or another compile.gate")
 
 
-def _shared_facts(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
+def _known(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
     """Return the facts that two jobs must share if both have them. A whole model may stand for its stages."""
     dimensions = ("dp_replicate", "dp_shard", "tp")
     known: dict[str, str | int | bool] = {f"parallel.{name}": getattr(spec.parallel, name) for name in dimensions}
