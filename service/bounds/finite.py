@@ -315,8 +315,11 @@ def _domain(node: Node) -> Callable[[Interval], Tensor] | None:
 
 
 def _is_infinity(bounds: Interval) -> Tensor:
-    """Return the entries, bool, that are certainly infinite, such as those of a mask."""
-    return (bounds.lower == bounds.upper) & bounds.lower.isinf()
+    """Return the entries, bool, that are certainly infinite, such as those of a mask. Intervals keep the largest
+    number for the end of an infinity that is nearer to 0.
+    """
+    largest = torch.finfo(bounds.lower.dtype).max
+    return (bounds.lower >= largest) | (bounds.upper <= -largest)
 
 
 def _within_fused(graph: Graph) -> set[str]:
