@@ -15,7 +15,7 @@ from service.training.setup import Training
 CALLS, FORWARDS, REENTRIES, OUTLIVING = "calls", "forwards_per_micro_batch", "reentries", "outliving_results"
 """The metrics' names; after each come slashes with what it counts: ``calls/stage 0/train/8x64``."""
 _MOST_WAYS = 40
-"""The most ways of calling modules, or holders, that have a metric of their own in one step."""
+"""The most modules, ways of calling them, or holders, that have a metric of their own in one step."""
 _OTHERS = "others"
 _RESTS = 100
 """A search for holders that took so long is followed by so many times its time without one."""
@@ -25,7 +25,7 @@ class UsageMetrics:
     """Watches every N-th step and reports its calls when it ends, and the results that outlive it a whole step later.
 
     An evaluation's calls of stages are counted in any case, and reported with it. The first rank of each pipeline stage
-    reports metrics; every rank logs what its steps leave behind.
+    reports metrics; every rank logs the first result that each holder keeps.
     """
 
     def __init__(self, training: Training) -> None:
@@ -33,12 +33,13 @@ class UsageMetrics:
         self._every = training.spec.counters.every
         self._is_first = training.mesh.dp.rank == 0 and training.mesh.tp.rank == 0
         self._parts: Parts = {
-            f"stage {number} {name}": modules
+            f"stage {number} {name}".replace(",", " "): modules  # lists of metrics are separated by commas
             for number, stage in training.stages.items()
             for name, modules in parts_of(stage).items()
         }
         self._waiting: list[StepWatch] = []
         self._rests_until = 0.0
+        self._logged: set[str] = set()
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -71,7 +72,8 @@ class UsageMetrics:
 
     def _metrics(self, watch: StepWatch) -> dict[str, float]:
         calls, reentries = Counter(watch.calls.counts()), Counter(watch.reentries.counts())
-        names = [name for name in (*self._training.boundary.modules, *self._parts) if _of(name, calls)]
+        known = (*self._training.boundary.modules, *self._parts)
+        names = [name for name in known if _of(name, calls)][:_MOST_WAYS]
         micro = self._training.spec.micro_batches
         alike = {name: len(self._parts.get(name, ("one",))) for name in names}
         forwards = {name: _of(name, calls - reentries) / micro / alike[name] for name in names}
@@ -90,9 +92,14 @@ class UsageMetrics:
         if held:  # only then was there a search
             now = time.monotonic()
             self._rests_until = now + _RESTS * (now - began)
+        found: Counter[str] = Counter()
         for result in held:
-            self._report.log(f"rank {self._training.context.rank}: alive a whole step after its own: {result}")
-        self._tell(step, {OUTLIVING: len(held), **_holders(held)})
+            name = f"{OUTLIVING}/{result.origin.module}/{_plain_holder(result)}"
+            if name not in found and name not in self._logged:
+                self._report.log(f"rank {self._training.context.rank}: alive a whole step after its own: {result}")
+            found[name] += 1
+        self._logged |= found.keys()
+        self._tell(step, {OUTLIVING: len(held), **_limited(found, OUTLIVING)})
 
     def _tell(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._is_first:
@@ -111,14 +118,10 @@ def _calls(calls: Mapping[Invocation, int]) -> dict[str, float]:
     return _limited(found, CALLS)
 
 
-def _holders(held: tuple[HeldResult, ...]) -> dict[str, float]:
-    """Return the number of results by module and first holder, whose indices do not count."""
-    found: Counter[str] = Counter()
-    for result in held:
-        holder = result.holders[0] if result.holders else "no Python object"
-        plain = re.sub(r"\[[^\]]*\]", "[…]", holder).replace(",", "")  # names of metrics are lists with commas
-        found[f"{OUTLIVING}/{result.origin.module}/{plain}"] += 1
-    return _limited(found, OUTLIVING)
+def _plain_holder(result: HeldResult) -> str:
+    """Return the first holder, whose indices do not count."""
+    holder = result.holders[0] if result.holders else "no Python object"
+    return re.sub(r"\[[^\]]*\]", "[…]", holder).replace(",", "")
 
 
 def _limited(found: Counter[str], key: str) -> dict[str, float]:

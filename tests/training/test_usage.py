@@ -74,7 +74,25 @@ def test_results_that_outlive_their_step_are_counted_by_holder(tmp_path: Path, m
     assert (count, name.startswith("outliving_results/stage 0/kept[…]")) == (2, True), name
     assert "," not in name
     assert len(name) <= LONGEST_WORDS
-    assert sum("alive a whole step after its own: a result [12, 10] of stage 0" in line for line in logs) == 2
+    assert sum("alive a whole step after its own: a result [12, 10] of stage 0" in line for line in logs) == 1
+
+
+def forwards_told(folder: str) -> dict[str, float]:
+    """The forwards that this rank of a pipeline reports."""
+    report, parallel = Recording(), {"pp": 2, "dp_shard": 2}
+    train(folder, {**TRANSFORMER, "steps": 1, "parallel": parallel, "pipeline": {"micro_batches": 4}}, report=report)
+    told = {name: value for _, values in report.metrics for name, value in values.items()}
+    return {
+        name: value for name, value in told.items() if name.startswith(f"{usage.FORWARDS}/stage") and "." not in name
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_first_rank_of_each_pipeline_stage_counts_it(torchrun: Any, tmp_path: Path) -> None:
+    of_ranks = torchrun(forwards_told, 4, folder=str(tmp_path))
+    stages = [{f"forwards_per_micro_batch/stage {number}{part}": 1 for part in ("", " blocks")} for number in range(2)]
+    assert of_ranks == [stages[0], {}, stages[1], {}]
 
 
 def test_a_long_search_for_holders_is_followed_by_steps_without_one(

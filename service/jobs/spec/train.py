@@ -128,8 +128,7 @@ class CountersSpec(Strict):
         100,
         ge=1,
         le=10**9,
-        description="steps from one such step to the next, fewer of them if they took more than 1 % of the time; "
-        "none when null",
+        description="steps from one such step to the next: 100 costs about 0.2 % of the time; none when null",
     )
 
 
