@@ -4,7 +4,7 @@ import { duration } from "../lib/format.js";
 import { extent, tickLabel } from "../lib/scales.js";
 import { MEASURED } from "../lib/plane.js";
 import { bySeed, mean, named } from "../lib/seeds.js";
-import { ofDevice, panels, smoothed, table } from "../lib/series.js";
+import { ofDevice, ofLabels, panels, smoothed, table } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { callAt } from "../ui/api.js";
 import { axisSwitch, Crosshair } from "../ui/canvas.js";
@@ -134,7 +134,7 @@ export class Curves {
     const asked = jobs.filter((job) => !this.known.has(job.id) || !isTerminal(job.state) || this.hasJustEnded(job));
     this.answeredAt = Number.POSITIVE_INFINITY;
     await this.ask(asked, wanted || FIRST);
-    const found = panels([...new Set(jobs.flatMap((job) => this.known.get(job.id) ?? []))].filter((name) => !ofDevice(name))).flatMap((panel) => panel.names);
+    const found = panels([...new Set(jobs.flatMap((job) => this.known.get(job.id) ?? []))].filter((name) => !ofDevice(name) && !ofLabels(name))).flatMap((panel) => panel.names);
     const metric = found.includes(wanted) ? wanted : (found[0] ?? "");
     this.relist(found, metric);
     const lacking = jobs.filter((job) => this.known.get(job.id)?.includes(metric) &&

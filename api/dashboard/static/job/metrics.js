@@ -2,7 +2,7 @@
 
 import { duration } from "../lib/format.js";
 import { extent, tickLabel } from "../lib/scales.js";
-import { best, isEvaluation, ofDevice, panels, smoothed, table, take } from "../lib/series.js";
+import { best, isEvaluation, ofDevice, ofLabels, panels, smoothed, table, take } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
 import { axisSwitch, Crosshair } from "../ui/canvas.js";
@@ -106,6 +106,6 @@ export class Metrics extends Section {
     const x = this.by === "step" ? series.step : series.time.map((time) => time - this.start);
     const isMarked = isEvaluation(name);
     const device = ofDevice(name);
-    return { name: device ? `rank ${device.rank}` : name, x, y: this.weight && !isMarked ? smoothed(series.value, this.weight) : series.value, marked: isMarked, best: isMarked ? best(name, series.value) : null };
+    return { name: device ? `rank ${device.rank}` : ofLabels(name)?.label ?? name, x, y: this.weight && !isMarked ? smoothed(series.value, this.weight) : series.value, marked: isMarked, best: isMarked ? best(name, series.value) : null };
   }
 }
