@@ -32,12 +32,16 @@ def test_watching_a_success_exits_0(trivet: Cli, worker: Worker) -> None:
 
 
 def test_watching_a_failure_exits_1_and_says_why(trivet: Cli, worker: Worker) -> None:
-    thread = worker.run_next(lambda ref: worker.end(ref, "the loss is not finite"))
-    ran = trivet("submit", trivet.spec(), "--watch")
-    thread.join()
-    assert ran.code == 1
-    assert "the loss is not finite" in ran.err
-    assert "again, from its last checkpoint if it has one: trivet retry job_" in ran.err
+    for final, advice in (
+        (False, "again, from its last checkpoint if it has one: trivet retry job_"),
+        (True, "it would fail again: change its spec"),
+    ):
+        thread = worker.run_next(lambda ref, final=final: worker.end(ref, "the loss is not finite", final=final))
+        ran = trivet("submit", trivet.spec(), "--watch")
+        thread.join()
+        assert ran.code == 1
+        assert "the loss is not finite" in ran.err
+        assert advice in ran.err
 
 
 def test_watch_follows_a_job_and_as_json_gives_its_events(trivet: Cli, worker: Worker, store: Store) -> None:
