@@ -107,6 +107,7 @@ class Loop:
                 self.save()
             if self._evaluation_due():
                 self.evaluate()
+        self.context.report.progress(self.step, self.step, "steps")  # also of a training that ends before its last
         return True
 
     def early_end(self) -> str | None:

@@ -149,11 +149,12 @@ SUBJECTS: dict[str, dict[str, Any]] = {
     "muon of a transformer": {
         **TRANSFORMER,
         # 257 rows divide over no two ranks, and the head with its padded rows is Muon's here.
-        "model": {**TRANSFORMER["model"], "vocab_size": 257},
+        "model": {**TRANSFORMER["model"], "layers": 4, "vocab_size": 257},
         "optimizer": {"name": "muon", "lr": 1e-2, "adamw": {"match": ["embedding.*"]}},
     },
     "groups": {
         **TRANSFORMER,
+        "model": {**TRANSFORMER["model"], "layers": 4},
         "optimizer": {
             "lr": 3e-3,
             "weight_decay": 0.1,

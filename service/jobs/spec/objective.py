@@ -37,9 +37,9 @@ class CrossEntropy(ObjectiveConfig):
     name: Literal["cross_entropy"] = Field("cross_entropy", description="plain training")
 
     def better(self, samples: Samples) -> Mapping[str, Better]:
-        return {"eval_loss": "min"} | (
-            {"eval_accuracy": "max"} if isinstance(samples, Features) else {"eval_perplexity": "min"}
-        )
+        if isinstance(samples, Features):
+            return {"eval_loss": "min", "eval_accuracy": "max"}
+        return {"eval_loss": "min", "eval_perplexity": "min"}
 
 
 class Certified(ObjectiveConfig):

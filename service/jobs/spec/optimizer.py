@@ -12,7 +12,7 @@ from service.jobs.plugins.catalogue import catalogue
 _Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Adam(Strict):
+class _AdamFields(Strict):
     """The numbers of AdamW beside rate and decay."""
 
     betas: tuple[_Share, _Share] = Field(
@@ -21,13 +21,13 @@ class _Adam(Strict):
     eps: float = Field(1e-8, gt=0, description="the number that keeps the division by the root mean square finite")
 
 
-class AdamW(_Adam, OptimizerConfig):
+class AdamWConfig(_AdamFields, OptimizerConfig):
     """AdamW (Loshchilov & Hutter, 2019), as ``torch.optim.AdamW`` computes it."""
 
     name: Literal["adamw"] = Field("adamw", description="Adam with decoupled weight decay")
 
 
-class Sgd(OptimizerConfig):
+class SgdConfig(OptimizerConfig):
     """Gradient descent with momentum, as ``torch.optim.SGD`` computes it without dampening."""
 
     name: Literal["sgd"] = Field("sgd", description="gradient descent, with momentum if it is given")
@@ -39,13 +39,13 @@ class Sgd(OptimizerConfig):
         return super().keeps() | {"momentum": self.momentum > 0}
 
     @model_validator(mode="after")
-    def _looks_ahead_along_a_momentum(self) -> Sgd:
+    def _looks_ahead_along_a_momentum(self) -> SgdConfig:
         if self.nesterov and not self.momentum:
             raise disagreement("momentum", "nesterov=true looks ahead along the momentum", 0, "more than 0")
         return self
 
 
-class Lion(OptimizerConfig):
+class LionConfig(OptimizerConfig):
     """Lion (Chen et al., 2023): the sign of a mix of gradient and momentum, times the rate."""
 
     name: Literal["lion"] = Field("lion", description="the sign of the momentum")
@@ -55,7 +55,7 @@ class Lion(OptimizerConfig):
     )
 
 
-class AdamWOfOthers(_Adam):
+class AdamWOfOthers(_AdamFields):
     """AdamW, for the parameters that Muon leaves to it."""
 
     match: tuple[Pattern, ...] = Field(
@@ -66,7 +66,7 @@ class AdamWOfOthers(_Adam):
     weight_decay: float = Field(0.0, ge=0, description="its weight decay")
 
 
-class Muon(OptimizerConfig):
+class MuonConfig(OptimizerConfig):
     """Muon (Jordan et al., 2024) for matrices, as ``torch.optim.Muon`` computes it, and AdamW for all else.
 
     Muon updates every parameter of two dimensions that ``adamw.match`` does not name; AdamW updates the others. A
@@ -94,10 +94,10 @@ class Muon(OptimizerConfig):
 OPTIMIZERS = catalogue(
     OptimizerKind,
     (
-        OptimizerKind(AdamW, "service.training.optimizers.adamw:adamw"),
-        OptimizerKind(Sgd, "service.training.optimizers.sgd:sgd"),
-        OptimizerKind(Lion, "service.training.optimizers.lion:lion"),
-        OptimizerKind(Muon, "service.training.optimizers.muon:muon"),
+        OptimizerKind(AdamWConfig, "service.training.optimizers.adamw:adamw"),
+        OptimizerKind(SgdConfig, "service.training.optimizers.sgd:sgd"),
+        OptimizerKind(LionConfig, "service.training.optimizers.lion:lion"),
+        OptimizerKind(MuonConfig, "service.training.optimizers.muon:muon"),
     ),
     default="adamw",
 )

@@ -15,7 +15,7 @@ MetricName = Annotated[str, StringConstraints(pattern="^eval_[a-z0-9_]+$", max_l
 _MODE = "whether the least or the greatest value is the best"
 
 
-class _TrainingFields(Protocol):
+class _StepsField(Protocol):
     """The fields of a ``TrainSpec`` that schedules here ask for."""
 
     @property
@@ -26,7 +26,7 @@ def _values(evaluations: Sequence[Evaluation], metric: str) -> list[float]:
     return [each.metrics[metric] for each in evaluations if metric in each.metrics]
 
 
-class Constant(ScheduleConfig):
+class ConstantRate(ScheduleConfig):
     """Stays at the peak."""
 
     decay: Literal["constant"] = Field("constant", description="no decay")
@@ -49,7 +49,7 @@ class _ToTheEnd(ScheduleConfig):
         return (step - self.warmup) / span if span > 0 else 0.0
 
 
-class Cosine(_ToTheEnd):
+class CosineDecay(_ToTheEnd):
     """Half a cosine from the peak to the floor (Loshchilov & Hutter, 2017)."""
 
     decay: Literal["cosine"] = Field("cosine", description="half a cosine, to the last step")
@@ -58,7 +58,7 @@ class Cosine(_ToTheEnd):
         return self._between(0.5 * (1 + math.cos(math.pi * self._progress(step, steps))))
 
 
-class Linear(_ToTheEnd):
+class LinearDecay(_ToTheEnd):
     """A straight line from the peak to the floor."""
 
     decay: Literal["linear"] = Field("linear", description="a straight line, to the last step")
@@ -67,7 +67,7 @@ class Linear(_ToTheEnd):
         return self._between(1 - self._progress(step, steps))
 
 
-class Wsd(_ToTheEnd):
+class WsdDecay(_ToTheEnd):
     """Warmup, a stable rate, and a straight line to the floor over the last steps (Hu et al., 2024)."""
 
     decay: Literal["wsd"] = Field("wsd", description="stable, then a straight line over the last steps")
@@ -76,7 +76,7 @@ class Wsd(_ToTheEnd):
     def decayed(self, step: int, steps: int, evaluations: Sequence[Evaluation]) -> float:
         return self._between(min((steps - 1 - step) / self.last, 1.0))
 
-    def check(self, spec: _TrainingFields) -> list[Reason]:
+    def check(self, spec: _StepsField) -> list[Reason]:
         most = spec.steps - self.warmup
         if self.last <= most:
             return []
@@ -84,7 +84,7 @@ class Wsd(_ToTheEnd):
         return [("schedule.last", message, self.last, f"at most {most}" if most > 0 else "a shorter warmup")]
 
 
-class Stepwise(ScheduleConfig):
+class StepDecay(ScheduleConfig):
     """Is multiplied by ``gamma`` after every so many steps, counted from the first, as by ``StepLR`` of torch."""
 
     decay: Literal["step"] = Field("step", description="a factor after every so many steps")
@@ -95,7 +95,7 @@ class Stepwise(ScheduleConfig):
         return self.gamma ** (step // self.every)
 
 
-class Plateau(ScheduleConfig):
+class PlateauDecay(ScheduleConfig):
     """Is multiplied by ``gamma`` once more than ``patience`` evaluations in a row were no better than the best by
     ``threshold``, relatively, as by ``ReduceLROnPlateau`` of torch.
     """
@@ -130,7 +130,9 @@ class Plateau(ScheduleConfig):
 
 
 SCHEDULES = catalogue(
-    ScheduleKind, map(ScheduleKind, (Constant, Cosine, Linear, Stepwise, Wsd, Plateau)), default="cosine"
+    ScheduleKind,
+    tuple(ScheduleKind(each) for each in (ConstantRate, CosineDecay, LinearDecay, StepDecay, WsdDecay, PlateauDecay)),
+    default="cosine",
 )
 
 
@@ -153,7 +155,7 @@ else:
     ]
 
 
-class Patience(Strict):
+class PatienceSpec(Strict):
     """How long a metric may get no better."""
 
     patience: int = Field(ge=1, description="evaluations in a row that are no better, after which training ends")
@@ -173,7 +175,7 @@ class Patience(Strict):
 class StopSpec(Strict):
     """Ends a training before its last step, as a success: after the evaluation that fulfils a condition."""
 
-    when: dict[MetricName, Patience] = Field(
+    when: dict[MetricName, PatienceSpec] = Field(
         min_length=1, max_length=16, description="conditions by metric of evaluations; the first that holds ends it"
     )
 

@@ -13,8 +13,8 @@ from service.jobs.spec.common import CommonSpec, Dependency, ExportTargets, JobI
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, Step, jobs_of
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
-from service.jobs.spec.optimizer import AdamW, OptimizerSpec
-from service.jobs.spec.rate import Cosine, ScheduleSpec, StopSpec
+from service.jobs.spec.optimizer import AdamWConfig, OptimizerSpec
+from service.jobs.spec.rate import CosineDecay, ScheduleSpec, StopSpec
 from service.schedules import GENERATORS
 
 if TYPE_CHECKING:
@@ -127,8 +127,10 @@ class TrainSpec(CommonSpec):
     model: ModelRef = Field(description="the model: a family with its sizes, or weights to start from")
     data: DataSpec = Field(description="the data to learn from")
     objective: ObjectiveSpec = CrossEntropy()
-    optimizer: OptimizerSpec = Field(AdamW(), description="the optimizer, and which parameters it updates how")
-    schedule: ScheduleSpec = Field(Cosine(), description="the learning rate over the steps, as a share of its peak")
+    optimizer: OptimizerSpec = Field(AdamWConfig(), description="the optimizer, and which parameters it updates how")
+    schedule: ScheduleSpec = Field(
+        CosineDecay(), description="the learning rate over the steps, as a share of its peak"
+    )
     steps: int = Field(ge=1, le=10**9, description="optimizer steps")
     stop: StopSpec | None = Field(None, description="when training ends before its last step")
     resume: ResumeSpec | None = Field(None, description="the checkpoint of another job from which to continue")

@@ -18,7 +18,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Group:
+class UpdateGroup:
     """Parameters of this rank that are updated alike, with their peak rate and weight decay.
 
     ``parameters`` are named as in every layout. A tied one may be there twice under one name, since a rank may have
@@ -37,7 +37,7 @@ class Group:
         values = [parameter for _, parameter in self.parameters]
         return {"params": values, "lr": self.lr, "peak": self.lr, "weight_decay": self.weight_decay}
 
-    def split(self, chosen: Callable[[str, Tensor], bool]) -> tuple[Group, Group]:
+    def split(self, chosen: Callable[[str, Tensor], bool]) -> tuple[UpdateGroup, UpdateGroup]:
         """Return the group of the chosen parameters and that of the rest, either of which may be empty."""
         picked = [pair for pair in self.parameters if chosen(*pair)]
         rest = [pair for pair in self.parameters if not chosen(*pair)]
@@ -59,7 +59,7 @@ class Rule:
     name: str
     optimizer: Optimizer
     moments: tuple[str, ...]
-    groups: Sequence[Group]
+    groups: Sequence[UpdateGroup]
 
     def prime(self, step: int) -> None:
         """Give it the state that it would have created by ``step``, so that a checkpoint can be loaded into it.
@@ -75,7 +75,7 @@ class Rule:
                 self.optimizer.state[parameter] = {"step": count, **zeros}
 
 
-Factory = Callable[[Any, Sequence[Group], torch.device], Sequence[Rule]]
+Factory = Callable[[Any, Sequence[UpdateGroup], torch.device], Sequence[Rule]]
 """Makes the rules of a configuration; an :class:`~service.jobs.plugins.OptimizerKind` names one. Each parameter of the
 groups is in one rule.
 """

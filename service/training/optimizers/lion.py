@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from service.jobs.spec import optimizer as specs
 from service.training.gradients import local
-from service.training.optimizers.base import Group, Rule
+from service.training.optimizers.base import Rule, UpdateGroup
 
 
 class Lion(Optimizer):
@@ -34,6 +34,6 @@ class Lion(Optimizer):
                 momentum.lerp_(gradient, 1 - kept)
 
 
-def lion(config: specs.Lion, groups: Sequence[Group], device: torch.device) -> list[Rule]:
+def lion(config: specs.LionConfig, groups: Sequence[UpdateGroup], device: torch.device) -> list[Rule]:
     """Return the one rule of a job whose optimizer is Lion."""
     return [Rule("lion", Lion([group.of_torch() for group in groups], config.betas), ("exp_avg",), groups)]

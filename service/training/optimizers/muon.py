@@ -16,7 +16,7 @@ from service.jobs.spec import optimizer as specs
 from service.models.full_weights import own_slices, whole_tensor
 from service.training.gradients import local
 from service.training.optimizers.adamw import adamw_rule
-from service.training.optimizers.base import Group, Rule, matches
+from service.training.optimizers.base import Rule, UpdateGroup, matches
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 """Coefficients of the quintic iteration: its slope at zero is the largest that still converges about 1."""
@@ -48,7 +48,7 @@ class Muon(Optimizer):
     rank that holds a part orthogonalises the whole. Rows of padding are left out.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], config: specs.Muon, rows: dict[int, int]) -> None:
+    def __init__(self, groups: Sequence[dict[str, Any]], config: specs.MuonConfig, rows: dict[int, int]) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
         self._config, self._rows = config, rows
 
@@ -74,7 +74,7 @@ class Muon(Optimizer):
         own.add_(update[own_slices(parameter)], alpha=-adjusted(rate, config.adjust, rows, columns))
 
 
-def muon(config: specs.Muon, groups: Sequence[Group], device: torch.device) -> list[Rule]:
+def muon(config: specs.MuonConfig, groups: Sequence[UpdateGroup], device: torch.device) -> list[Rule]:
     """Return Muon for matrices, and AdamW for what its patterns name and for all else."""
     others = config.adamw
     apart = [group.split(lambda name, value: value.dim() != 2 or matches(name, others.match)) for group in groups]

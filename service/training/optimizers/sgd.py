@@ -8,10 +8,10 @@ import torch
 from torch.optim import SGD
 
 from service.jobs.spec import optimizer as specs
-from service.training.optimizers.base import Group, Rule
+from service.training.optimizers.base import Rule, UpdateGroup
 
 
-def sgd(config: specs.Sgd, groups: Sequence[Group], device: torch.device) -> list[Rule]:
+def sgd(config: specs.SgdConfig, groups: Sequence[UpdateGroup], device: torch.device) -> list[Rule]:
     """Return the one rule of a job whose optimizer is SGD. A momentum that begins at zero is torch's own, which
     begins at the first gradient.
     """

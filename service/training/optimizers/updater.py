@@ -13,7 +13,7 @@ from service.jobs.plugins.declarations import dotted
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.optimizer import OPTIMIZERS
 from service.parallel.tensor.placement import global_parameters, global_rows
-from service.training.optimizers.base import Factory, Group, Rule, matches
+from service.training.optimizers.base import Factory, Rule, UpdateGroup, matches
 
 
 class OptimizerError(RefusedError, ValueError):
@@ -79,7 +79,7 @@ def updater_for(
 
 def _grouped(
     config: OptimizerConfig, parameters: Sequence[tuple[str, nn.Parameter]], rows: Mapping[str, int]
-) -> tuple[list[Group], list[tuple[str, nn.Parameter]]]:
+) -> tuple[list[UpdateGroup], list[tuple[str, nn.Parameter]]]:
     """Return the groups that have parameters, that of the rest last, and the frozen parameters."""
     left, groups, frozen = list(parameters), [], []
     for asked in config.groups:
@@ -90,8 +90,8 @@ def _grouped(
             frozen += own
         else:
             given = asked.weight_decay is not None
-            groups.append(Group(own, config.lr * asked.lr_scale, decay, given, rows))
-    groups.append(Group(left, config.lr, config.weight_decay, rows=rows))
+            groups.append(UpdateGroup(own, config.lr * asked.lr_scale, decay, given, rows))
+    groups.append(UpdateGroup(left, config.lr, config.weight_decay, rows=rows))
     return [group for group in groups if group.parameters], frozen
 
 

@@ -10,10 +10,10 @@ from pydantic import Field
 from service.jobs.plugins import (
     DataConfig,
     DataSource,
+    Evaluation,
     Features,
     ModelConfig,
     ModelFamily,
-    Evaluation,
     ObjectiveConfig,
     ObjectiveKind,
     OptimizerConfig,

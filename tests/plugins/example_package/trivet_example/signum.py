@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from service.training.optimizers import Group, Rule
+from service.training.optimizers import Rule, UpdateGroup
 from trivet_example.declared import SignumOptimizer
 
 
@@ -28,6 +28,6 @@ class Signum(Optimizer):
                 parameter.add_(momentum.sign(), alpha=-group["lr"])
 
 
-def signum(config: SignumOptimizer, groups: Sequence[Group], device: torch.device) -> list[Rule]:
+def signum(config: SignumOptimizer, groups: Sequence[UpdateGroup], device: torch.device) -> list[Rule]:
     optimizer = Signum([group.of_torch() for group in groups], config.momentum)
     return [Rule("signum", optimizer, ("momentum_buffer",), groups)]

@@ -55,6 +55,8 @@ function close(id, cap, state, reason, error_text)
       local outcome, sweep_error = outcome_of_sweep(sweep)
       if outcome == "cancelled" and field(sweep, "state") == "running" then
         set_state(sweep, cap, "cancelling")
+      elseif outcome == "succeeded" and field(sweep, "kind") == "chain" then
+        gather_results(sweep)
       end
       close(sweep, cap, outcome, nil, sweep_error)
     end
