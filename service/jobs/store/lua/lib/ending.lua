@@ -56,6 +56,8 @@ function close(id, cap, state, reason, error_text)
       local outcome, sweep_error = outcome_of_sweep(sweep)
       if outcome == "cancelled" and field(sweep, "state") == "running" then
         set_state(sweep, cap, "cancelling")
+      elseif outcome == "succeeded" and field(sweep, "kind") == "chain" then
+        gather_results(sweep)
       end
       close(sweep, cap, outcome, nil, sweep_error)
     end
@@ -131,10 +133,12 @@ local function keep_lost(id)
   redis.call("HSET", KEY.job(id), "lost", cjson.encode(lost))
 end
 
--- What the job did itself uses its retries. What its hosts and the broker did has an allowance of its own.
+-- What the job did itself uses its retries, unless it would do it again. What its hosts and the broker did has an
+-- allowance of its own.
 local function end_faulty(id, limits, kind, fault)
   local job = redis.call("HMGET", KEY.job(id), "attempt", "retries", "retries_used")
-  local message = "attempt " .. job[1] .. ": " .. cjson.decode(fault).message
+  local decoded = cjson.decode(fault)
+  local message = "attempt " .. job[1] .. ": " .. decoded.message
   if kind == "interrupted" or kind == "preempted" then
     requeue(id, limits.stream_cap, message .. "; queued again")
   elseif kind == "lost" or kind == "unclaimed" then
@@ -145,7 +149,7 @@ local function end_faulty(id, limits, kind, fault)
     end
     keep_lost(id)
     requeue(id, limits.stream_cap, message .. "; queued again without using a retry (" .. lost .. " of " .. most .. ")")
-  elseif tonumber(job[3]) < tonumber(job[2]) then
+  elseif not decoded.final and tonumber(job[3]) < tonumber(job[2]) then
     local used = redis.call("HINCRBY", KEY.job(id), "retries_used", 1)
     requeue(id, limits.stream_cap, message .. "; retry " .. used .. " of " .. job[2])
   else
