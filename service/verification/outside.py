@@ -75,7 +75,9 @@ class OutsideAttack:
         )
         return replace(found, seconds=row.seconds + time.monotonic() - started)
 
-    def _settle_row(self, row: BoundsRow, query: Query, deadline: float, overflows: bool, defined_by: float) -> BoundsRow:
+    def _settle_row(
+        self, row: BoundsRow, query: Query, deadline: float, overflows: bool, defined_by: float
+    ) -> BoundsRow:
         specified = specifications(query, CPU)
         if (
             self.task.engine.is_alone

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from service.training.objective.cross_entropy import ClassCrossEntropy
 from torch import Tensor
 from training_runs import MLP, TRANSFORMER, Recording, train
 
@@ -15,7 +16,6 @@ from service.jobs.events import LONGEST_WORDS
 from service.jobs.spec.train import TrainSpec
 from service.parallel.boundary import CallSite, HeldResult, Origin
 from service.training import usage
-from service.training.objective.cross_entropy import ClassCrossEntropy
 
 KEYS = (usage.CALLS, usage.FORWARDS, usage.REENTRIES, usage.OUTLIVING)
 

@@ -41,7 +41,7 @@ AT_ONCE = 2**26
 
 def _through_magnitudes(spread: Tensor, weight: Tensor) -> Tensor:
     """Return ``r |W|ᵀ``."""
-    parts = weight.split(max(1, AT_ONCE // max(weight.shape[1], 1)))
+    parts = torch.split(weight, max(1, AT_ONCE // max(weight.shape[1], 1)))
     return torch.cat([spread @ part.abs().mT for part in parts], dim=-1)
 
 
