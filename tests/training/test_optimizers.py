@@ -131,7 +131,7 @@ def test_groups_have_their_rate_and_decay_and_frozen_ones_stay() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"groups": [{"match": ["0.weighted"]}]}, "optimizer.groups.0.match: no parameter is named '0.weighted'.*0.weight"),
+        ({"groups": [{"match": ["0.weights"]}]}, "optimizer.groups.0.match: no parameter is named '0.weights'.*0.w"),
         ({"name": "muon", "adamw": {"match": ["head.*"]}}, "optimizer.adamw.match: no parameter is named 'head.*'"),
         ({"groups": [{"match": ["*"], "frozen": True}]}, "every parameter is frozen"),
     ],
