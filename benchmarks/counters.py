@@ -24,12 +24,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from service.training.objective import Objective
-
 from benchmarks.recording_reporter import RecordingReporter
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.train import CountersSpec, TrainSpec
+from service.objectives import Objective
 from service.training.loop import Loop
 from service.training.setup import prepare
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from service.training.objective.cross_entropy import ClassCrossEntropy
 from torch import Tensor
 from training_runs import MLP, TRANSFORMER, Recording, train
 
 from service.jobs.events import LONGEST_WORDS
 from service.jobs.spec.train import TrainSpec
+from service.objectives.cross_entropy import ClassCrossEntropy
 from service.parallel.boundary import CallSite, HeldResult, Origin
 from service.training import usage
 
