@@ -1,10 +1,11 @@
-"""Runs the training loop: learning rate, steps, metrics, checkpoints and evaluation."""
+"""Runs the loop of a model's training: its batches, updates, learning rate and evaluation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,135 +16,63 @@ from service.jobs.spec.compile import Phase
 from service.jobs.spec.train import ScheduleSpec
 from service.models.data import open_feed
 from service.models.plain import PlainModel
-from service.parallel import checkpoint
 from service.parallel.batch_norm import average_statistics
 from service.parallel.distributed import peak_memory_gib
-from service.training.checkpoints import Checkpoints
-from service.training.gradients import (
-    NonFiniteError,
-    check_weights,
-    clip_,
-    explained_overflow,
-    present,
-    squared_norm,
-)
-from service.training.history import History
-from service.training.journal import Journal, Timing, step_metrics
+from service.training.base_loop import SPANS_EVERY, BaseLoop
+from service.training.checkpoints import ModelCheckpoints
+from service.training.gradients import check_weights, clip_, explained_overflow, present, squared_norm
+from service.training.journal import Journal, Timing, described, step_metrics
+from service.training.publishing import publish_model
 from service.training.setup import Training
-from service.training.step_totals import DeviceMeter, RankShare, StepReduction, StepTotals, metrics_of
+from service.training.step_totals import RankShare, StepReduction, StepTotals
 from service.training.timeline import NO_LOAD
 
-SPANS_FIRST, SPANS_EVERY = 20, 50
-"""Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
 _TIMELINES_FIRST = 4
 """The first steps, for which every computation of a pipeline is reported."""
-GO_ON = (
-    "lower the learning rate and go on from the last checkpoint by a new job with resume: {job: ID}, or correct the "
-    "data and start from its weights by model: {job: ID}"
-)
-START_AGAIN = "lower the learning rate or correct the data, in a new job: this one has no checkpoint to go on from"
 
 
-class Loop:
-    """Runs a prepared training from its newest checkpoint on. ``step`` counts finished optimizer steps."""
+class Loop(BaseLoop):
+    """Runs a prepared training of a model."""
+
+    go_on = (
+        "lower the learning rate and go on from the last checkpoint by a new job with resume: {job: ID}, or correct "
+        "the data and start from its weights by model: {job: ID}"
+    )
 
     def __init__(self, training: Training) -> None:
+        journal = Journal(training.spec, training.context)
+        checkpoints = ModelCheckpoints(training, journal.saved)
+        super().__init__(training.spec, training.context, training.device, checkpoints, journal)
         self.training = training
-        self.spec, self.context = training.spec, training.context
         self.parameters = [parameter for stage in training.stages.values() for parameter in stage.parameters()]
         copies = set(map(id, training.tied.copies))  # a tied parameter counts once in the norm of the whole model
         self.counted = [parameter for parameter in self.parameters if id(parameter) not in copies]
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
-        self.step = 0
         self.reported_undivided = False
-        self.journal = Journal(training)
-        self.meter = DeviceMeter(training.device)
-        self.checkpoints = Checkpoints(training, self.journal.saved)
         dp, train = training.mesh.dp, training.dataset.train
         self.feed = open_feed(train, training.order, dp.rank, dp.size, training.device)
-        self.loss = float("nan")
-        self.watch = Stopwatch()
-        self.history = History(self.context.paths.artifacts / "metrics.parquet", 0)
 
-    def resume(self) -> None:
-        """Resume from the newest complete checkpoint of the job, else from that of the job that it resumes."""
-        saved = self.checkpoints.take_up()
-        if saved is None:
-            return
-        self.step, self.loss = saved.step, saved.meta.get("loss", self.loss)
-        own, paths, is_first = self.checkpoints.saved_step is not None, self.context.paths, self.context.rank == 0
-        kept = self.step if is_first else 0  # only the first rank keeps the metrics
-        self.history = History(self.history.path, kept, paths.attempt(0).parent, evaluated=self._evaluation_due())
-        if self.history.unreadable:
-            self.context.report.log(self.history.unreadable)
-        if is_first:
-            whose = "" if own or self.spec.resume is None else f" of job {self.spec.resume.job}"
-            self.context.report.log(f"resumed from the checkpoint of step {self.step}{whose}")
+    def begin(self) -> None:
+        samples = f" of {self.spec.batch.global_:,} samples"
+        self.journal.begin(self.step, described(self.training), samples)
 
-    @contextmanager
-    def advising(self) -> Iterator[None]:
-        """Add to a :class:`NonFiniteError` what can be done, by whether the job has a checkpoint."""
-        try:
-            yield
-        except NonFiniteError as error:
-            advice = START_AGAIN if self.checkpoints.saved_step is None else GO_ON
-            raise NonFiniteError(f"{error}; {advice}") from error
+    def publish(self) -> None:
+        publish_model(self.training, self.step)
 
-    def train(self) -> bool:
-        """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
-        self._make_up_evaluation()
-        while self.step < self.spec.steps:
-            if self.advance().stop and self.step < self.spec.steps:
-                return False
-            if _due(self.step, self.spec.checkpoint.every):
-                self.save()
-            if self._evaluation_due():
-                self.evaluate()
-        return True
+    def facts(self) -> dict[str, Any]:
+        return {"parameters": self.training.parameters, "data_sha256": self.training.dataset.sha256}
 
-    def save(self) -> None:
-        """Take a checkpoint of this step, unless there is one; the metrics so far go with it.
-
-        Its write may end later: the span ``checkpoint`` is how long training stood still for it. Raises
-        :class:`NonFiniteError` for weights from which no run could continue.
-        """
-        if self.checkpoints.saved_step == self.step:
-            return
+    def check_state(self) -> None:
         check_weights(self.parameters, self.step, self.training.device)
         for stage in self.training.stages.values():
             if isinstance(stage, PlainModel):
                 stage.check_buffers()
-        with self._span("checkpoint", step=self.step):
-            self.checkpoints.save(self.step, self.loss)
-            checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the metrics over the test split, reported at this step. Raises :class:`NonFiniteError`."""
+    def measure(self) -> dict[str, float]:
+        """Return the metrics over the test split."""
         self.training.seed("evaluation", self.step)
-        with self._span("evaluate", step=self.step), self._phase("inference"):
-            metrics = evaluate(self.training)
-        for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(
-                    f"{name} is {value} in the evaluation after step {self.step}: look first at the test split for "
-                    "values that are not finite"
-                )
-        self._report(metrics)
-        self.journal.evaluated(self.step, metrics)
-        return metrics
-
-    def _make_up_evaluation(self) -> None:
-        """Evaluate the step that was resumed, if an earlier attempt ended before it had done so."""
-        if self.checkpoints.saved_step is None or not self._evaluation_due():
-            return
-        lacking = torch.tensor(not self.history.has_evaluation(self.step), device=self.training.device)
-        if dist.is_initialized():
-            dist.broadcast(lacking, src=0)
-        if lacking:
-            self.evaluate()
-
-    def _evaluation_due(self) -> bool:
-        return _due(self.step, self.spec.evaluate.every) and self.step < self.spec.steps
+        with self._phase("inference"):
+            return evaluate(self.training)
 
     def advance(self) -> StepTotals:
         """Run one optimizer step and return its metrics."""
@@ -166,11 +95,7 @@ class Loop:
         if totals.unsaved:
             self.checkpoints.saver.wait()
         self._report_pipeline()
-        self.step, self.loss = self.step + 1, totals.loss
-        self._report(step_metrics(training, totals, rate, Timing(watch.seconds, waited)))
-        if self.meter.refresh() and self.context.rank == 0 and any(use.held_gib for use in totals.devices):
-            self.context.report.metric(self.step, metrics_of(totals.devices))
-        self.context.report.progress(self.step, self.spec.steps, "steps")
+        self._end_step(totals, totals.loss, step_metrics(training, totals, rate, Timing(watch.seconds, waited)))
         return totals
 
     def _update(self, loss: torch.Tensor, rate: float) -> StepReduction:
@@ -201,12 +126,6 @@ class Loop:
         optimizer.zero_grad()
         return reduction
 
-    def _report(self, metrics: Mapping[str, float]) -> None:
-        """Report the metrics from the first rank: they are the same everywhere."""
-        if self.context.rank == 0:
-            self.history.add(self.step, metrics)
-            self.context.report.metric(self.step, metrics)
-
     def _report_pipeline(self) -> None:
         """Report the pipeline's work in the last step, for some of the steps."""
         engine, report = self.training.engine, self.context.report
@@ -229,24 +148,6 @@ class Loop:
                 yield
         else:
             yield
-
-    @contextmanager
-    def _span(self, name: str, **detail: object) -> Iterator[None]:
-        watch = Stopwatch()
-        yield
-        self.context.report.span(name, watch.began, watch.now, detail)
-
-    @contextmanager
-    def _step_span(self, name: str) -> Iterator[None]:
-        if self.step >= SPANS_FIRST and self.step % SPANS_EVERY:
-            yield
-        else:
-            with self._span(name, step=self.step + 1):
-                yield
-
-
-def _due(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0
 
 
 def evaluate(training: Training) -> dict[str, float]:

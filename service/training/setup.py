@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -112,6 +112,7 @@ def check_batch(spec: TrainSpec) -> None:
 
 def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> TrainingInputs:
     """Load weights, data and compiled code that the spec names, and read from the gate what may be compiled."""
+    assert spec.model is not None and spec.data is not None  # noqa: PT018 - a spec without a program has both
     config, weights = resolve(spec.model, context.data)
     if spec.export.huggingface is not None and not isinstance(config, TransformerConfig):
         raise ValueError(
@@ -141,7 +142,8 @@ def assemble(
     if not objective.ignores:
         dataset = without_ignored(dataset, f"objective.name={spec.objective.name!r}")
     stages = _build_stages(spec, device, mesh, inputs, objective=objective, owners=owners)
-    boundary = _build_boundary(stages, inputs.compile_modes, context)
+    modules = {f"stage {number}": stage for number, stage in stages.items()}
+    boundary = build_boundary(modules, inputs.compile_modes, context)
     shares = SharesOfLabels(mesh.dp.group) if may_ignore(dataset.train) else SharesOfSamples(spec.batch.global_)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule, shares=shares)
     return Training(
@@ -170,6 +172,7 @@ def assemble(
 
 def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:
     """Build the spec's objective for the outputs of the planned model on this mesh."""
+    assert spec.data is not None
     planned = cast(Model, build(config, mesh, device="meta", part=Part()))
     return objective_for(spec.objective, ObjectiveContext(config, spec.data.gives, mesh, planned.output_axis))
 
@@ -197,8 +200,11 @@ def _build_stages(
     return stages
 
 
-def _build_boundary(
-    stages: Mapping[int, nn.Module], compile_modes: Mapping[Phase, str], context: RunContext
+def build_boundary(
+    modules: Mapping[str, nn.Module],
+    compile_modes: Mapping[Phase, str],
+    context: RunContext,
+    kept: Collection[str] = (),
 ) -> StepBoundary:
     """Build the boundary at which the loop's steps begin, audited if CUDA graphs reuse the memory of a step's
     results.
@@ -209,5 +215,4 @@ def _build_boundary(
             context.report.log(f"rank {context.rank}: the next replays overwrite what is still held: {result}")
 
     replayed = any(COMPILE_MODES[mode].cuda_graphs for mode in compile_modes.values())
-    modules = {f"stage {number}": stage for number, stage in stages.items()}
-    return StepBoundary(modules, audit_every=_AUDIT_EVERY if replayed else 0, on_held=report_held)
+    return StepBoundary(modules, kept=kept, audit_every=_AUDIT_EVERY if replayed else 0, on_held=report_held)

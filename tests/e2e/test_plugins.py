@@ -106,13 +106,42 @@ def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -
     assert job["result"]["eval_hinge"] < 0.2
 
 
-def test_an_installed_program_is_compile_checked(extended: Service) -> None:
-    check = {"kind": "compile", "program": {"name": "allocator", "rounds": 2}, "modes": ["eager"], "phases": ["train"]}
-    job = extended.wait(extended.submit(check)["id"])
-    assert job["state"] == "succeeded", job
-    assert job["result"]["verdicts"] == {"pass": 1}
-    answer = extended.http.post("/v1/jobs", json={**check, "parallel": {"dp_shard": 2}})
-    assert [error["path"] for error in answer.json()["errors"]] == ["parallel"]
+def test_an_installed_program_is_compile_checked_and_trained_as_its_gate_allows(extended: Service) -> None:
+    program = {"name": "allocator", "rounds": 2}
+    check = {"kind": "compile", "program": program, "modes": ["eager", "aot_eager"]}
+    checked = extended.wait(extended.submit(check)["id"])
+    assert checked["state"] == "succeeded", checked
+    assert checked["result"]["verdicts"] == {"pass": 4}
+
+    gated = {"train": True, "inference": True, "gate": checked["id"]}
+    training = {"kind": "train", "program": program, "steps": 6, "evaluate": {"every": 3}, "compile": gated}
+    refusals: dict[str, dict[str, Any]] = {
+        "parallel": {**check, "parallel": {"dp_shard": 2}},
+        "program.name": {**training, "program": {"name": "alocator"}},
+        "program.rounds": {**training, "program": {**program, "rounds": 3}},
+        "optimizer": {**training, "optimizer": {"lr": 0.1}},
+        "compile.gate": {**JOB, "objective": "cross_entropy", "parallel": {}, "compile": gated},
+    }
+    for path, refused in refusals.items():
+        answer = extended.http.post("/v1/jobs", json=refused)
+        assert [error["path"] for error in answer.json()["errors"]] == [path], answer.json()
+        if path == "program.name":
+            assert "'alocator' is not known; did you mean 'allocator'?" in answer.json()["detail"]
+
+    trained = extended.wait(extended.submit(training)["id"])
+    assert trained["state"] == "succeeded", trained
+    assert trained["result"]["compiled"] == {"train": "aot_eager", "inference": "aot_eager"}
+    assert trained["result"]["eager"] == {}
+    series = extended.http.get(f"/v1/jobs/{trained['id']}/metrics").json()["series"]
+    assert series["loss"]["step"] == list(range(1, 7))
+    assert series["eval_error"]["value"][-1] == trained["result"]["eval_error"]
+
+    more = {**training, "steps": 8, "resume": {"job": trained["id"]}}
+    resumed = extended.wait(extended.submit(more)["id"])
+    assert (resumed["state"], resumed["result"]["steps"]) == ("succeeded", 8), resumed
+    assert resumed["result"]["loss"] < series["loss"]["value"][-1]
+    answer = extended.http.post("/v1/jobs", json={**JOB, "model": {"job": trained["id"]}})
+    assert "trains a program, which is no model" in answer.json()["detail"]
 
 
 def test_an_installed_kind_is_listed_checked_and_run(extended: Service, estimated: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
         elif job.state in TERMINAL - {"succeeded"}:
             yield Problem(needed.path, f"job {job.id} has {_ended(job.state)}", job.id, expected)
     for needed in spec.dependencies():
-        if needed.kind == "train":
+        if needed.kind == "train" and getattr(spec, "program", None) is None:
             try:
                 _behind(FromJob(job=needed.job_id), context.lookup)
             except _UnreadableError as error:
@@ -142,6 +142,8 @@ def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:
         job = lookup(model.job)
         if job is None or job.kind != "train":
             break
+        if job.spec.get("program") is not None:
+            raise _UnreadableError(f"job {job.id} trains a program, which is no model")
         try:
             model = _reference.validate_python(job.spec["model"])
         except ValidationError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import ValidationError
 
 from service.jobs.checks.dependencies import resolve
-from service.jobs.plugins import CheckContext, ModelConfig
+from service.jobs.plugins import CheckContext, ModelConfig, ProgramConfig
 from service.jobs.records import Problem
 from service.jobs.spec.arithmetic import is_sharded
 from service.jobs.spec.compile import CompileSpec
@@ -27,15 +28,28 @@ def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContex
     checked = _spec_of(spec.compile.gate, context)
     if checked is None:  # the check of dependencies reports this, unless it is unknown
         return
-    if checked.model is None:
-        yield Problem(GATE, "it checks a program from a package", spec.compile.gate, "a compile job about this model")
+    ours, theirs = (_described(each) for each in (spec.program, checked.program))
+    if (ours is None) != (theirs is None):
+        it, wanted = ("a program from a package", "model") if ours is None else ("a model", "program")
+        yield Problem(GATE, f"it checks {it}", spec.compile.gate, f"a compile job about this {wanted}")
         return
-    if spec.objective != CrossEntropy():
-        message = "compile jobs check models that minimise cross entropy"
-        yield Problem("objective.name", message, spec.objective.name, "cross_entropy, or a job that does not compile")
     yield from _phases(spec, checked)
     yield from _differences(spec, checked)
-    yield from _models(spec, config, resolve(checked.model, context))
+    if ours is not None and theirs is not None:
+        yield from _programs(ours, theirs)
+    else:
+        yield from _models(spec, config, resolve(checked.model, context))
+
+
+def _described(program: ProgramConfig | None) -> dict[str, Any] | None:
+    return None if program is None else program.model_dump(mode="json")
+
+
+def _programs(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[Problem]:
+    for name in sorted(ours.keys() | theirs.keys()):
+        if (here := ours.get(name)) != (there := theirs.get(name)):
+            message = f"the gate's job ran with {there}, and this one has {here}"
+            yield Problem(f"program.{name}", message, here, f"{there}, or another compile.gate")
 
 
 def _compiled_phases(spec: TrainSpec) -> list[str]:
@@ -88,6 +102,9 @@ def _known(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
 
 
 def _models(spec: TrainSpec, ours: ModelConfig | None, theirs: ModelConfig | None) -> Iterator[Problem]:
+    if spec.objective != CrossEntropy():
+        message = "compile jobs check models that minimise cross entropy"
+        yield Problem("objective.name", message, spec.objective.name, "cross_entropy, or a job that does not compile")
     if ours is None or theirs is None or ours == theirs:
         return
     here, there = ours.model_dump(mode="json"), theirs.model_dump(mode="json")

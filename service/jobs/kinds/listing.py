@@ -10,10 +10,10 @@ from pydantic import Field, TypeAdapter
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins.catalogue import Catalogue
 from service.jobs.records import FrozenModel
-from service.jobs.spec.compile import PROGRAMS
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.objective import OBJECTIVES
+from service.jobs.spec.program import PROGRAMS
 
 
 class KindEntry(FrozenModel):

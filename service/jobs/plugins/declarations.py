@@ -2,7 +2,7 @@
 call.
 
 The dotted functions are typed where torch may be imported: ``service.models.registry.Builder``,
-``service.models.data.Loader``, ``service.training.objective.Factory``, ``service.compilation.program.Maker`` and
+``service.models.data.Loader``, ``service.training.objective.Factory``, ``service.models.program.Maker`` and
 ``service.jobs.runtime.Runner``.
 """
 
@@ -129,7 +129,7 @@ class ObjectiveKind(Declaration):
 
 @dataclass(frozen=True)
 class ProgramKind(Declaration):
-    """``maker(config, site)`` makes the program of a compile job: modules, and steps that use them."""
+    """``maker(config, site)`` makes a program to be checked and trained: modules, and steps that use them."""
 
     group = "trivet.programs"
     tag = "name"

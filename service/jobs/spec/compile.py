@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from service.jobs.plugins import ProgramConfig, ProgramKind
-from service.jobs.plugins.catalogue import catalogue
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.common import CommonSpec, Dependency, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
+from service.jobs.spec.program import ProgramRef
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
-
-PROGRAMS = catalogue(ProgramKind, ())
-
-
-class NoProgram(ProgramConfig):
-    """Stands for programs if no installed package has one."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        raise ValueError("no installed package brings a program (entry points of trivet.programs)")
-
-
-def _named(value: Any) -> Any:
-    """Read a bare name as the program of that name with nothing to set."""
-    return {"name": value} if isinstance(value, str) else value
-
-
-if TYPE_CHECKING:
-    ProgramRef = ProgramConfig
-else:
-    _several = Field(discriminator=PROGRAMS.tag) if len(PROGRAMS.provided) > 1 else Field()
-    ProgramRef = Annotated[
-        PROGRAMS.union() if PROGRAMS.provided else NoProgram,
-        _several,
-        BeforeValidator(PROGRAMS.refuse_unavailable),
-        BeforeValidator(_named),
-    ]
-
 
 Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]
 Phase = Literal["train", "inference"]

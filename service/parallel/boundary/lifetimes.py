@@ -6,7 +6,8 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -57,6 +58,11 @@ class Invocation:
     thread: str
     shapes: Shapes
 
+    @property
+    def shape(self) -> str:
+        """Return the shapes in words, such as ``[6, 4] [4]``."""
+        return " ".join(str(list(shape)) for shape in self.shapes)
+
 
 class CallCounter:
     """Counts calls of modules, by how they were called; any thread may add."""
@@ -80,6 +86,27 @@ class CallCounter:
     def counts(self) -> dict[Invocation, int]:
         with self._lock:
             return dict(self._counts)
+
+
+Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Makes the call of a compiled unit: ``around(compiled, arguments, named)``."""
+
+
+@contextmanager
+def intercepted(unit: nn.Module, around: Around) -> Iterator[None]:
+    """Let ``around`` make the calls of a compiled unit; hooks on the module would become part of its graphs."""
+    compiled: Any = internal_of(unit, "torch.nn.Module._compiled_call_impl")
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():  # called from another compiled module, as part of its graph
+            return compiled(*arguments, **named)
+        return around(compiled, arguments, named)
+
+    unit._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        unit._compiled_call_impl = compiled
 
 
 def caller(*, outside: tuple[str, ...], depth: int = 1) -> CallSite:

@@ -1,0 +1,189 @@
+"""Runs the loop of a program's training, which the program itself steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from service.jobs.runtime import Stopwatch
+from service.models.program import Step, Steps
+from service.parallel.distributed import peak_memory_gib
+from service.training.base_loop import BaseLoop
+from service.training.gradients import check_weights
+from service.training.journal import Journal, compiled, layout
+from service.training.programs.setup import FIRST, ProgramError, ProgramTraining, blamed
+from service.training.programs.state import ProgramCheckpoints
+from service.training.publishing import publish_weights
+from service.training.step_totals import RankShare, StepReduction, StepTotals, held_gib
+
+_LOSS, _EVALUATION = "loss", "eval_"
+
+
+class ProgramLoop(BaseLoop):
+    """Runs a prepared training of a program. Its errors are :class:`ProgramError`, with the program and the step."""
+
+    go_on = (
+        "change what makes it diverge, in the fields of program, and go on from the last checkpoint by a new job with "
+        "resume: {job: ID}"
+    )
+
+    def __init__(self, training: ProgramTraining) -> None:
+        journal = Journal(training.spec, training.context)
+        checkpoints = ProgramCheckpoints(training, journal.saved)
+        super().__init__(training.spec, training.context, training.device, checkpoints, journal)
+        self.training = training
+        self._steps: Steps | None = None
+        self._forms: dict[str, set[tuple[int, ...]]] = {}
+        self._begun_at = 0
+        self._held: tuple[int, float] | None = None
+        """The first step of this attempt, and the memory that was in use after it."""
+
+    def begin(self) -> None:
+        training = self.training
+        parameters = f"{self._parameters:,} parameters"
+        about = f"{training.config.name} of {training.origin['program.package']}, {parameters}"
+        lines = [
+            f"program: {about}{compiled(training.compile_modes)}",
+            f"layout: {layout(self.spec, self.device)}",
+        ]
+        self.journal.begin(self.step, lines)
+        if not training.resumes and self.context.rank == 0:
+            self.context.report.log(
+                f"it cannot go on from a step: its train() takes no {FIRST}; a lost attempt is lost"
+            )
+
+    def advance(self) -> StepTotals:
+        training, watch, number = self.training, Stopwatch(), self.step + 1
+        before, eager = training.boundary.step, training.calls.eager
+        with (
+            self._step_span("step"),
+            blamed(training.config, f"step {number}", self._growth),
+            training.calls.phase("train"),
+        ):
+            training.seed("step", self.step)
+            step = next(self._begun())
+        if training.boundary.step == before:
+            raise self._error("it does not begin with boundary.step_boundary()")
+        losses = self._losses(step)
+        self._check_forms(step)
+        total = torch.stack([value.detach().double().to(self.device) for value in losses.values()]).sum()
+        totals = self._reduce(total).read(number)
+        if totals.unsaved:
+            self.checkpoints.saver.wait()
+        metrics = {name: value.item() for name, value in losses.items()}
+        metrics = {_LOSS: total.item(), **metrics, "step_ms": watch.seconds * 1e3, "memory_gib": totals.memory_gib}
+        if training.compile_modes:
+            metrics["eager_calls"] = training.calls.eager - eager
+        self._look_at_first(number)
+        self._end_step(totals, metrics[_LOSS], metrics)
+        return totals
+
+    def save(self) -> None:
+        if self.training.parts.members() and (self.training.resumes or self.step == self.spec.steps):
+            super().save()
+
+    def check_state(self) -> None:
+        values = self.training.parts.members().values()
+        check_weights([value for value in values if isinstance(value, nn.Parameter)], self.step, self.device)
+
+    def measure(self) -> dict[str, float]:
+        training = self.training
+        evaluate = getattr(training.program, "evaluate", None)
+        if evaluate is None:
+            return {}
+        training.seed("evaluation", self.step)
+        parts = [part for module in training.parts.modules.values() for part in module.modules()]
+        were = [part.training for part in parts]
+        with (
+            blamed(training.config, f"the evaluation after step {self.step}", self._growth),
+            training.calls.phase("inference"),
+            torch.set_grad_enabled(torch.is_grad_enabled()),
+        ):
+            found: Mapping[str, Any] = evaluate(training.parts, training.boundary)
+            measured = {f"{_EVALUATION}{name.removeprefix(_EVALUATION)}": float(value) for name, value in found.items()}
+        for part, was in zip(parts, were, strict=True):
+            part.training = was
+        return measured
+
+    def publish(self) -> None:
+        if self.training.parts.members():
+            about = {"program": self.training.config.model_dump(mode="json"), "origin": self.training.origin}
+            publish_weights(self.context, self.step, about)
+
+    def facts(self) -> dict[str, Any]:
+        calls, modes = self.training.calls, self.training.compile_modes
+        facts: dict[str, Any] = {"program": self.training.config.name, "parameters": self._parameters}
+        return {**facts, "compiled": modes, "eager": calls.unlike} if modes else facts
+
+    @property
+    def _parameters(self) -> int:
+        values = self.training.parts.members().values()
+        return sum(value.numel() for value in values if isinstance(value, nn.Parameter))
+
+    def _begun(self) -> Steps:
+        """Return the program's steps, begun after those that are done."""
+        if self._steps is None:
+            training = self.training
+            self._begun_at = training.boundary.step = self.step
+            training.boundary.step -= 1  # the number of a step that has not begun
+            done = {FIRST: self.step} if training.resumes else {}
+            self._steps = Steps(training.program.train(training.parts, training.boundary, **done), "train")
+        return self._steps
+
+    def _losses(self, step: Step) -> dict[str, Tensor]:
+        if not step.losses:
+            raise self._error("it yields no loss; expected Step(losses={name: a tensor of one number})")
+        for name, value in step.losses.items():
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise self._error(f"its loss {name!r} is of {got}; expected a tensor of one number")
+        return dict(step.losses)
+
+    def _check_forms(self, step: Step) -> None:
+        """Raise :class:`ProgramError` for results that no step of the program's period has had."""
+        found = {f"output {name!r}": tuple(value.shape) for name, value in step.outputs.items()}
+        found |= {f"loss {name!r}": () for name in step.losses}
+        known = self.step - self._begun_at >= self.training.program.period
+        for name, shape in found.items():
+            shapes = self._forms.setdefault(name, set())
+            if known and shape not in shapes:
+                seen = " or ".join(map(str, sorted(shapes))) or "no such result"
+                period = self.training.program.period
+                raise self._error(
+                    f"its {name} has shape {shape}, and had {seen} in the steps before; period={period} says that all "
+                    f"are seen within {period} step{'s' * (period > 1)}"
+                )
+            shapes.add(shape)
+
+    def _reduce(self, loss: Tensor) -> StepReduction:
+        use = self.meter.latest
+        return StepReduction(
+            RankShare(
+                loss=loss,
+                squared_norm=torch.zeros((), dtype=torch.float64, device=self.device),
+                stop=self.context.should_stop(),
+                unsaved=self.checkpoints.saver.has_failed,
+                memory_gib=peak_memory_gib(self.device),
+                device_busy=use.busy,
+                held_gib=use.held_gib,
+                power_w=use.power_w,
+            )
+        )
+
+    def _look_at_first(self, number: int) -> None:
+        if self._held is None:
+            self._held = number, held_gib(self.device)
+            self.checkpoints.about()  # whatever a checkpoint would lose is refused here, and not at its time
+
+    def _growth(self) -> str:
+        """Say how much more memory is in use than after the first step."""
+        if self._held is None:
+            return ""
+        first, held = self._held
+        return f" (in use after step {first}: {held:.2f} GiB, now: {held_gib(self.device):.2f} GiB)"
+
+    def _error(self, what: str) -> ProgramError:
+        return ProgramError(f"program {self.training.config.name!r}, step {self.step + 1}: {what}")

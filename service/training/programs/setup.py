@@ -1,0 +1,156 @@
+"""Builds the parts of a program's training before its first step, in order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from service.jobs.plugins import ProgramConfig
+from service.jobs.runtime import RefusedError, RunContext
+from service.jobs.spec.compile import Phase
+from service.jobs.spec.train import TrainSpec
+from service.models.compiled import COMPILE_MODES, apply_compile
+from service.models.parallelize import Fingerprint
+from service.models.program import Parts, Program, Site, make
+from service.models.randomness import seed_all
+from service.parallel import mesh as meshes
+from service.parallel.boundary import StepBoundary
+from service.parallel.mesh import Mesh
+from service.training.gate import allowed_modes, checked_calls, load_caches, lowest_mode
+from service.training.gradients import NonFiniteError
+from service.training.programs.calls import CheckedCalls, Pattern
+from service.training.setup import build_boundary
+
+
+class ProgramError(RuntimeError):
+    """A program failed, or did something that a program must not do."""
+
+
+class LackingError(RefusedError, ValueError):
+    """A program lacks what the spec asks of it."""
+
+
+@dataclass(frozen=True)
+class ProgramTraining:
+    """Holds the parts of a program's training on this rank."""
+
+    spec: TrainSpec
+    config: ProgramConfig
+    context: RunContext
+    device: torch.device
+    mesh: Mesh
+    program: Program
+    origin: Fingerprint
+    parts: Parts
+    boundary: StepBoundary
+    compile_modes: dict[Phase, str]
+    calls: CheckedCalls
+
+    def seed(self, what: str, step: int) -> None:
+        """Seed what draws numbers, as a model's training does."""
+        seed_all(self.spec.seed, what, step, self.mesh.pp.rank, self.mesh.dp.rank)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the program can go on from a step, of which :data:`FIRST` tells it."""
+        return takes(self.program.train, FIRST)
+
+
+FIRST = "first"
+"""The argument by which ``train`` learns how many steps were done before."""
+
+
+def takes(function: Callable[..., Any], argument: str) -> bool:
+    """Return whether a function has an argument of this name."""
+    return argument in inspect.signature(function).parameters
+
+
+def prepare_program(spec: TrainSpec, context: RunContext, device: torch.device) -> ProgramTraining:
+    """Build and compile the program of ``spec``; every rank calls this, and nothing is written."""
+    config = spec.program
+    assert config is not None
+    seed_all(spec.seed, "data")  # alike on all ranks
+    mesh = meshes.build(spec.parallel, device.type)
+    with blamed(config, "its maker"):
+        program, origin = make(config, spec.parallel, Site(device, mesh, spec.seed, context.data))
+    _check_able(spec, program)
+    modes = allowed_modes(spec.compile, [origin], context.data)
+    patterns = {phase: Pattern.of(rows) for phase, rows in checked_calls(spec.compile, modes, context.data).items()}
+    load_caches(spec.compile, modes, context)
+    context.report.phase("preparing")
+    with blamed(config, f"build({torch.float32})"):
+        parts = program.build(torch.float32)
+    _check_state(spec, parts)
+    boundary = build_boundary(parts.modules, modes, context, parts.kept)
+    calls = CheckedCalls(boundary, patterns, _teller(spec, context))
+    if modes:
+        _compile(parts, lowest_mode(modes), calls)
+    return ProgramTraining(spec, config, context, device, mesh, program, origin, parts, boundary, modes, calls)
+
+
+def _going_on(spec: TrainSpec) -> tuple[str, object] | None:
+    """Return a field that asks for checkpoints, and its value, if one does."""
+    asked = {
+        "checkpoint.every": spec.checkpoint.every,
+        "resume.job": spec.resume and spec.resume.job,
+        "preemptible": spec.preemptible or None,
+    }
+    return next(((field, value) for field, value in asked.items() if value is not None), None)
+
+
+def _check_able(spec: TrainSpec, program: Program) -> None:
+    """Raise :class:`LackingError` naming the field for what the program cannot do."""
+    assert spec.program is not None
+    name, asked = spec.program.name, _going_on(spec)
+    if asked is not None and not takes(program.train, FIRST):
+        raise LackingError(
+            f"{asked[0]}={asked[1]}: program {name!r} cannot go on from a step; expected "
+            f"train(parts, boundary, {FIRST}=0), whose {FIRST} is the number of steps done before"
+        )
+    if spec.evaluate.every is not None and not hasattr(program, "evaluate"):
+        raise LackingError(
+            f"evaluate.every={spec.evaluate.every}: program {name!r} has no evaluation; expected "
+            "evaluate(parts, boundary), which returns numbers by name"
+        )
+
+
+def _check_state(spec: TrainSpec, parts: Parts) -> None:
+    """Raise :class:`LackingError` if checkpoints are asked for, and there is nothing to be in them."""
+    assert spec.program is not None
+    if (asked := _going_on(spec)) is not None and not parts.members():
+        raise LackingError(
+            f"{asked[0]}={asked[1]}: program {spec.program.name!r} has no state to checkpoint; its modules "
+            f"{', '.join(parts.modules)} have neither parameters nor buffers"
+        )
+
+
+def _compile(parts: Parts, mode: str, calls: CheckedCalls) -> None:
+    """Compile the program's modules in place, and watch their calls for good."""
+    units, compiled = parts.units(), COMPILE_MODES[mode]
+    for name in parts.compiled:
+        apply_compile(parts.modules[name], compiled.backend, compiled.mode)
+    for name, unit in units.items():
+        calls.watch(name, unit)
+
+
+def _teller(spec: TrainSpec, context: RunContext) -> Callable[[Phase, str], None]:
+    def tell(phase: Phase, why: str) -> None:
+        context.report.log(f"rank {context.rank}: {phase} goes on in eager: {why} (gate of {spec.compile.gate})")
+
+    return tell
+
+
+@contextmanager
+def blamed(config: ProgramConfig, doing: str, more: Callable[[], str] = str) -> Iterator[None]:
+    """Raise :class:`ProgramError` that names the program, and what it was doing, for its errors; ``more`` is added."""
+    try:
+        yield
+    except (RefusedError, NonFiniteError, ProgramError):
+        raise
+    except Exception as error:
+        raise ProgramError(f"program {config.name!r}, {doing}: {type(error).__name__}: {error}{more()}") from error
