@@ -14,7 +14,7 @@ from service.jobs.spec.train import TrainSpec
 from service.parallel import distributed
 from service.training.base_loop import BaseLoop
 from service.training.loop import Loop
-from service.training.programs import ProgramLoop, prepare_program
+from service.training.programs import ProgramLoop, prepare_training
 from service.training.setup import prepare
 
 
@@ -26,7 +26,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
     stop being numbers, ``GateError`` when compilation isn't allowed, ``ValueError`` for a spec that doesn't fit the
     data or the mesh.
     """
-    with _joined(context.device_type) as device:
+    with joined(context.device_type) as device:
         loop = _loop(spec, context, device)
         loop.resume()
         loop.begin()
@@ -49,7 +49,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
 
 def _loop(spec: TrainSpec, context: RunContext, device: torch.device) -> BaseLoop:
     if spec.program is not None:
-        return ProgramLoop(prepare_program(spec, context, device))
+        return ProgramLoop(spec, prepare_training(spec, context, device))
     return Loop(prepare(spec, context, device))
 
 
@@ -66,7 +66,7 @@ def _result(loop: BaseLoop, evaluation: Mapping[str, float], *, stopped: bool) -
 
 
 @contextmanager
-def _joined(device_type: str) -> Iterator[torch.device]:
+def joined(device_type: str) -> Iterator[torch.device]:
     """Yield this rank's device, in the launcher's process group; leave the group if this call joined it and
     nothing failed.
 

@@ -139,9 +139,19 @@ def test_an_installed_program_is_compile_checked_and_trained_as_its_gate_allows(
     more = {**training, "steps": 8, "resume": {"job": trained["id"]}}
     resumed = extended.wait(extended.submit(more)["id"])
     assert (resumed["state"], resumed["result"]["steps"]) == ("succeeded", 8), resumed
-    assert resumed["result"]["loss"] < series["loss"]["value"][-1]
+    own = extended.http.get(f"/v1/jobs/{resumed['id']}/metrics").json()["series"]
+    assert own["loss"]["step"] == [7, 8]
     answer = extended.http.post("/v1/jobs", json={**JOB, "model": {"job": trained["id"]}})
     assert "trains a program, which is no model" in answer.json()["detail"]
+
+    using = {"kind": "run", "program": program, "weights": {"job": resumed["id"]}, "steps": 4}
+    answer = extended.http.post("/v1/jobs", json={**using, "compile": {"train": True, "gate": checked["id"]}})
+    assert [error["path"] for error in answer.json()["errors"]] == ["compile.train"]
+    used = extended.wait(extended.submit({**using, "compile": {"inference": True, "gate": checked["id"]}})["id"])
+    assert used["state"] == "succeeded", used
+    assert (used["result"]["steps"], used["result"]["eager"]) == (4, {})
+    listed = extended.http.get(f"/v1/jobs/{used['id']}/artifacts").json()["items"]
+    assert "outputs/0-0.safetensors" in str(listed) or "outputs" in [each["name"] for each in listed]
 
 
 def test_an_installed_kind_is_listed_checked_and_run(extended: Service, estimated: dict[str, Any]) -> None:
@@ -150,7 +160,7 @@ def test_an_installed_kind_is_listed_checked_and_run(extended: Service, estimate
     assert "rounds" in extended.http.get("/v1/kinds/estimate/schema").json()["properties"]
     document = extended.http.get("/openapi.json").json()["components"]["schemas"]
     assert "EstimateSpec" in document
-    assert document["Job"]["properties"]["kind"]["enum"] == ["train", "verify", "compile", "estimate"]
+    assert document["Job"]["properties"]["kind"]["enum"] == ["train", "verify", "compile", "run", "estimate"]
 
     for path, change in {
         "points": {"points": 64_001},
@@ -207,7 +217,7 @@ def test_the_page_of_an_installed_kind_has_its_own_section(extended: Service, es
         expect(estimate).to_contain_text(f"π is about {estimated['result']['estimate']:.4f}.")
         page.goto("/")
         expect(page.get_by_label("Kind").locator("option")).to_have_text(
-            ["All kinds", "train", "verify", "compile", "estimate"]
+            ["All kinds", "train", "verify", "compile", "run", "estimate"]
         )
         browser.close()
     assert complaints == []

@@ -155,6 +155,6 @@ class ProgramConfig(Strict):
 
     def check(self, spec: Any) -> list[Reason]:
         """Return reasons why the job that names it cannot run it, as on the mesh or in the phases that it asks for:
-        a ``CompileSpec`` or a ``TrainSpec``, by its ``kind``.
+        a ``CompileSpec``, a ``TrainSpec`` or a ``RunSpec``, by its ``kind``.
         """
         return []

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from service.jobs.runtime import Stopwatch
+from service.jobs.spec.train import TrainSpec
 from service.models.program import Step, Steps
 from service.parallel.distributed import peak_memory_gib
 from service.training.base_loop import BaseLoop
 from service.training.gradients import check_weights
-from service.training.journal import Journal, compiled, layout
-from service.training.programs.setup import FIRST, ProgramError, ProgramTraining, blamed
+from service.training.journal import Journal, layout
+from service.training.programs.setup import FIRST, Forms, PreparedProgram, ProgramError, blamed, takes
 from service.training.programs.state import ProgramCheckpoints
 from service.training.publishing import publish_weights
 from service.training.step_totals import RankShare, StepReduction, StepTotals, held_gib
@@ -30,33 +31,27 @@ class ProgramLoop(BaseLoop):
         "resume: {job: ID}"
     )
 
-    def __init__(self, training: ProgramTraining) -> None:
-        journal = Journal(training.spec, training.context)
-        checkpoints = ProgramCheckpoints(training, journal.saved)
-        super().__init__(training.spec, training.context, training.device, checkpoints, journal)
+    def __init__(self, spec: TrainSpec, training: PreparedProgram) -> None:
+        journal = Journal(spec, training.context)
+        checkpoints = ProgramCheckpoints(spec, training, journal.saved)
+        super().__init__(spec, training.context, training.device, checkpoints, journal)
         self.training = training
+        self.resumes = takes(training.program.train, FIRST)
         self._steps: Steps | None = None
-        self._forms: dict[str, set[tuple[int, ...]]] = {}
-        self._begun_at = 0
+        self._forms = Forms(training.config, training.program.period)
         self._held: tuple[int, float] | None = None
         """The first step of this attempt, and the memory that was in use after it."""
 
     def begin(self) -> None:
-        training = self.training
-        parameters = f"{self._parameters:,} parameters"
-        about = f"{training.config.name} of {training.origin['program.package']}, {parameters}"
-        lines = [
-            f"program: {about}{compiled(training.compile_modes)}",
-            f"layout: {layout(self.spec, self.device)}",
-        ]
-        self.journal.begin(self.step, lines)
-        if not training.resumes and self.context.rank == 0:
-            self.context.report.log(
-                f"it cannot go on from a step: its train() takes no {FIRST}; a lost attempt is lost"
-            )
+        self.journal.begin(
+            self.step, [f"program: {self.training.described}", f"layout: {layout(self.spec, self.device)}"]
+        )
+        if not self.resumes and self.context.rank == 0:
+            self.context.report.log(f"it cannot go on from a step, since its train() takes no {FIRST}: no checkpoints")
 
     def advance(self) -> StepTotals:
         training, watch, number = self.training, Stopwatch(), self.step + 1
+        steps = self._begun()
         before, eager = training.boundary.step, training.calls.eager
         with (
             self._step_span("step"),
@@ -64,12 +59,13 @@ class ProgramLoop(BaseLoop):
             training.calls.phase("train"),
         ):
             training.seed("step", self.step)
-            step = next(self._begun())
+            step = next(steps)
         if training.boundary.step == before:
             raise self._error("it does not begin with boundary.step_boundary()")
         losses = self._losses(step)
-        self._check_forms(step)
-        total = torch.stack([value.detach().double().to(self.device) for value in losses.values()]).sum()
+        self._forms.check(step, number)
+        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = sum((value.detach().double().reshape(()).to(self.device) for value in losses.values()), zero)
         totals = self._reduce(total).read(number)
         if totals.unsaved:
             self.checkpoints.saver.wait()
@@ -82,7 +78,7 @@ class ProgramLoop(BaseLoop):
         return totals
 
     def save(self) -> None:
-        if self.training.parts.members() and (self.training.resumes or self.step == self.spec.steps):
+        if self.training.parts.members() and (self.resumes or self.step == self.spec.steps):
             super().save()
 
     def check_state(self) -> None:
@@ -114,49 +110,25 @@ class ProgramLoop(BaseLoop):
             publish_weights(self.context, self.step, about)
 
     def facts(self) -> dict[str, Any]:
-        calls, modes = self.training.calls, self.training.compile_modes
-        facts: dict[str, Any] = {"program": self.training.config.name, "parameters": self._parameters}
-        return {**facts, "compiled": modes, "eager": calls.unlike} if modes else facts
-
-    @property
-    def _parameters(self) -> int:
-        values = self.training.parts.members().values()
-        return sum(value.numel() for value in values if isinstance(value, nn.Parameter))
+        return self.training.facts()
 
     def _begun(self) -> Steps:
         """Return the program's steps, begun after those that are done."""
         if self._steps is None:
             training = self.training
-            self._begun_at = training.boundary.step = self.step
-            training.boundary.step -= 1  # the number of a step that has not begun
-            done = {FIRST: self.step} if training.resumes else {}
+            training.boundary.step = self.step - 1  # the number of a step that has not begun
+            done = {FIRST: self.step} if self.resumes else {}
             self._steps = Steps(training.program.train(training.parts, training.boundary, **done), "train")
         return self._steps
 
     def _losses(self, step: Step) -> dict[str, Tensor]:
-        if not step.losses:
+        if not step.losses and self.context.rank == 0:
             raise self._error("it yields no loss; expected Step(losses={name: a tensor of one number})")
         for name, value in step.losses.items():
             if not isinstance(value, Tensor) or value.numel() != 1:
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise self._error(f"its loss {name!r} is of {got}; expected a tensor of one number")
         return dict(step.losses)
-
-    def _check_forms(self, step: Step) -> None:
-        """Raise :class:`ProgramError` for results that no step of the program's period has had."""
-        found = {f"output {name!r}": tuple(value.shape) for name, value in step.outputs.items()}
-        found |= {f"loss {name!r}": () for name in step.losses}
-        known = self.step - self._begun_at >= self.training.program.period
-        for name, shape in found.items():
-            shapes = self._forms.setdefault(name, set())
-            if known and shape not in shapes:
-                seen = " or ".join(map(str, sorted(shapes))) or "no such result"
-                period = self.training.program.period
-                raise self._error(
-                    f"its {name} has shape {shape}, and had {seen} in the steps before; period={period} says that all "
-                    f"are seen within {period} step{'s' * (period > 1)}"
-                )
-            shapes.add(shape)
 
     def _reduce(self, loss: Tensor) -> StepReduction:
         use = self.meter.latest

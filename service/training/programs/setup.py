@@ -1,4 +1,4 @@
-"""Builds the parts of a program's training before its first step, in order."""
+"""Builds the parts of a program before its first step, in order."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from service.jobs.plugins import ProgramConfig
 from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.compile import Phase
+from service.jobs.spec.run import RunSpec
 from service.jobs.spec.train import TrainSpec
 from service.models.compiled import COMPILE_MODES, apply_compile
 from service.models.parallelize import Fingerprint
-from service.models.program import Parts, Program, Site, make
+from service.models.program import Parts, Program, Site, Step, make
 from service.models.randomness import seed_all
 from service.parallel import mesh as meshes
 from service.parallel.boundary import StepBoundary
 from service.parallel.mesh import Mesh
 from service.training.gate import allowed_modes, checked_calls, load_caches, lowest_mode
 from service.training.gradients import NonFiniteError
+from service.training.journal import compiled
 from service.training.programs.calls import CheckedCalls, Pattern
 from service.training.setup import build_boundary
 
@@ -36,10 +40,9 @@ class LackingError(RefusedError, ValueError):
 
 
 @dataclass(frozen=True)
-class ProgramTraining:
-    """Holds the parts of a program's training on this rank."""
+class PreparedProgram:
+    """Holds a program on this rank, with its parts compiled as far as its gate allows."""
 
-    spec: TrainSpec
     config: ProgramConfig
     context: RunContext
     device: torch.device
@@ -50,15 +53,28 @@ class ProgramTraining:
     boundary: StepBoundary
     compile_modes: dict[Phase, str]
     calls: CheckedCalls
+    random_seed: int
 
     def seed(self, what: str, step: int) -> None:
         """Seed what draws numbers, as a model's training does."""
-        seed_all(self.spec.seed, what, step, self.mesh.pp.rank, self.mesh.dp.rank)
+        seed_all(self.random_seed, what, step, self.mesh.pp.rank, self.mesh.dp.rank)
 
     @property
-    def resumes(self) -> bool:
-        """Whether the program can go on from a step, of which :data:`FIRST` tells it."""
-        return takes(self.program.train, FIRST)
+    def described(self) -> str:
+        """Return a line about the program."""
+        package = self.origin["program.package"]
+        return f"{self.config.name} of {package}, {self.parameters:,} parameters{compiled(self.compile_modes)}"
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of elements of its parameters."""
+        return sum(value.numel() for value in self.parts.members().values() if isinstance(value, nn.Parameter))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a job's result says of the program."""
+        facts: dict[str, Any] = {"program": self.config.name, "parameters": self.parameters}
+        modes = self.compile_modes
+        return {**facts, "compiled": modes, "eager": self.calls.unlike} if modes else facts
 
 
 FIRST = "first"
@@ -70,27 +86,40 @@ def takes(function: Callable[..., Any], argument: str) -> bool:
     return argument in inspect.signature(function).parameters
 
 
-def prepare_program(spec: TrainSpec, context: RunContext, device: torch.device) -> ProgramTraining:
-    """Build and compile the program of ``spec``; every rank calls this, and nothing is written."""
+def prepare_program(
+    spec: TrainSpec | RunSpec,
+    context: RunContext,
+    device: torch.device,
+    check: Callable[[Program], None],
+) -> PreparedProgram:
+    """Build and compile the program of ``spec``; every rank calls this, and nothing is written. ``check`` sees the
+    program before it is built.
+    """
     config = spec.program
     assert config is not None
     seed_all(spec.seed, "data")  # alike on all ranks
     mesh = meshes.build(spec.parallel, device.type)
     with blamed(config, "its maker"):
         program, origin = make(config, spec.parallel, Site(device, mesh, spec.seed, context.data))
-    _check_able(spec, program)
+    check(program)
     modes = allowed_modes(spec.compile, [origin], context.data)
     patterns = {phase: Pattern.of(rows) for phase, rows in checked_calls(spec.compile, modes, context.data).items()}
     load_caches(spec.compile, modes, context)
     context.report.phase("preparing")
     with blamed(config, f"build({torch.float32})"):
         parts = program.build(torch.float32)
-    _check_state(spec, parts)
     boundary = build_boundary(parts.modules, modes, context, parts.kept)
     calls = CheckedCalls(boundary, patterns, _teller(spec, context))
     if modes:
         _compile(parts, lowest_mode(modes), calls)
-    return ProgramTraining(spec, config, context, device, mesh, program, origin, parts, boundary, modes, calls)
+    return PreparedProgram(config, context, device, mesh, program, origin, parts, boundary, modes, calls, spec.seed)
+
+
+def prepare_training(spec: TrainSpec, context: RunContext, device: torch.device) -> PreparedProgram:
+    """Prepare a program that can do what its training asks for."""
+    prepared = prepare_program(spec, context, device, partial(_check_able, spec))
+    _check_state(spec, prepared.parts)
+    return prepared
 
 
 def _going_on(spec: TrainSpec) -> tuple[str, object] | None:
@@ -131,18 +160,43 @@ def _check_state(spec: TrainSpec, parts: Parts) -> None:
 
 def _compile(parts: Parts, mode: str, calls: CheckedCalls) -> None:
     """Compile the program's modules in place, and watch their calls for good."""
-    units, compiled = parts.units(), COMPILE_MODES[mode]
+    units, chosen = parts.units(), COMPILE_MODES[mode]
     for name in parts.compiled:
-        apply_compile(parts.modules[name], compiled.backend, compiled.mode)
+        apply_compile(parts.modules[name], chosen.backend, chosen.mode)
     for name, unit in units.items():
         calls.watch(name, unit)
 
 
-def _teller(spec: TrainSpec, context: RunContext) -> Callable[[Phase, str], None]:
+def _teller(spec: TrainSpec | RunSpec, context: RunContext) -> Callable[[Phase, str], None]:
     def tell(phase: Phase, why: str) -> None:
         context.report.log(f"rank {context.rank}: {phase} goes on in eager: {why} (gate of {spec.compile.gate})")
 
     return tell
+
+
+class Forms:
+    """Knows the shapes that a program's results have had, and raises :class:`ProgramError` for others once its period
+    is over.
+    """
+
+    def __init__(self, config: ProgramConfig, period: int) -> None:
+        self._config, self._period, self._steps = config, period, 0
+        self._shapes: dict[str, set[tuple[int, ...]]] = {}
+
+    def check(self, step: Step, number: int) -> None:
+        """Look at the results of step ``number``."""
+        found = {f"output {name!r}": tuple(value.shape) for name, value in step.outputs.items()}
+        found |= {f"loss {name!r}": () for name in step.losses}
+        for name, shape in found.items():
+            shapes = self._shapes.setdefault(name, set())
+            if self._steps >= self._period and shape not in shapes:
+                seen = " or ".join(map(str, sorted(shapes))) or "no such result"
+                raise ProgramError(
+                    f"program {self._config.name!r}, step {number}: its {name} has shape {shape}, and had {seen} in "
+                    f"the steps before; all are seen within its period, which is {self._period}"
+                )
+            shapes.add(shape)
+        self._steps += 1
 
 
 @contextmanager

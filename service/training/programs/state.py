@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from service.jobs.spec.train import TrainSpec
+from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import Checkpoint
 from service.training.checkpoints import MODEL_PREFIX, Checkpoints
-from service.training.programs.setup import LackingError, ProgramTraining
+from service.training.programs.setup import LackingError, PreparedProgram
 
 _OPTIMIZERS = "optimizers"
 _Plain = str | int | float | bool | None
@@ -23,8 +25,8 @@ _Plain = str | int | float | bool | None
 class ProgramCheckpoints(Checkpoints):
     """The checkpoints of a program's training. Raises :class:`LackingError` for state that they would lose."""
 
-    def __init__(self, training: ProgramTraining, tell: Callable[[Checkpoint], None]) -> None:
-        super().__init__(training.spec, training.context, training.device, tell)
+    def __init__(self, spec: TrainSpec, training: PreparedProgram, tell: Callable[[Checkpoint], None]) -> None:
+        super().__init__(spec, training.context, training.device, tell)
         self._training = training
         self._names = {id(value): name for name, value in training.parts.members().items()}
         for index, optimizer in enumerate(training.parts.optimizers):
@@ -65,22 +67,34 @@ class ProgramCheckpoints(Checkpoints):
         optimizers = self._training.parts.optimizers
         return {
             "program": self._training.config.model_dump(mode="json"),
-            "parallel": self._training.spec.parallel.model_dump(),
+            "package": self._training.origin["program.package"],
+            "parallel": self._spec.parallel.model_dump(),
             _OPTIMIZERS: [self._described(index, optimizer) for index, optimizer in enumerate(optimizers)],
         }
 
     def load(self, found: Checkpoint | None) -> None:
+        """Raises :class:`WeightsError` for a checkpoint of other modules or optimizers."""
         if found is None:
             return
-        optimizers, saved = self._training.parts.optimizers, found.meta[_OPTIMIZERS]
+        try:
+            self._make_optimizer_states(found.meta[_OPTIMIZERS])
+            checkpoint.load(found.path, self.state())
+        except (KeyError, ValueError) as error:
+            own = f"{self._training.config.name} of {self._training.origin['program.package']}"
+            made_by = f"made by {found.meta.get('package')}"
+            raise WeightsError(
+                f"the checkpoint of step {found.step}, {made_by}, does not fit program {own}: {error}"
+            ) from error
+
+    def _make_optimizer_states(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Give each optimizer the settings and the form of state that were saved, to be loaded into."""
         parameters = self._training.parts.members()
-        for optimizer, described in zip(optimizers, saved, strict=True):
+        for optimizer, described in zip(self._training.parts.optimizers, saved, strict=True):
             for group, values in zip(optimizer.param_groups, described["groups"], strict=True):
                 group |= {key: _like(group.get(key), value) for key, value in values.items()}
             for name, kept in described["state"].items():
                 parameter = parameters[name]
                 optimizer.state[parameter] = {key: _made(value, parameter) for key, value in kept.items()}
-        checkpoint.load(found.path, self.state())
 
     def _described(self, index: int, optimizer: Optimizer) -> dict[str, Any]:
         """Return the settings of an optimizer, and the form of what it keeps for each parameter."""

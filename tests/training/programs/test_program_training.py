@@ -17,6 +17,7 @@ from walker import ROWS, WIDTH, Walker, installed, train
 
 from service.jobs.files import DataLayout
 from service.jobs.spec.common import ParallelSpec
+from service.models import WeightsError
 from service.models import program as programs
 from service.models.program import Site
 from service.parallel import mesh as meshes
@@ -104,6 +105,10 @@ def test_another_job_goes_on_where_one_was_stopped(tmp_path: Path) -> None:
     assert result is not None
     assert result["loss"] == whole["loss"]
     assert f"resumed from the checkpoint of step 4 of job job_{'o' * 20}" in other.logs
+    with pytest.raises(
+        WeightsError, match=r"step 4, made by walking 1.0, does not fit program walker of walking 1.0: "
+    ):
+        train(tmp_path, Walker(optimizer="two"), report=other, resume={"job": "job_" + "o" * 20})
 
 
 def publish_gate(folder: Path, program: Walker, mode: str = "aot_eager", **changes: Any) -> None:

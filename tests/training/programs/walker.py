@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -38,6 +39,7 @@ class Walker(ProgramConfig):
     rows: int = ROWS
     first: bool = True
     evaluates: bool = True
+    reads: bool = True
     optimizer: str = "Adam"
     sharded: bool = False
     fault: str = ""
@@ -76,6 +78,9 @@ class Program:
         parameters = [*encoder.parameters(), *head.parameters()]
         if self.config.fault == "loose":
             parameters = [*parameters, nn.Parameter(torch.ones(3))]
+        if self.config.optimizer == "two":
+            both = tuple(torch.optim.SGD(module.parameters(), lr=0.05) for module in (encoder, head))
+            return Parts(modules, ("encoder", "head"), both, dtype)
         optimizer = optimizers[self.config.optimizer](parameters, lr=0.05, **extra)
         return Parts(modules, ("encoder", "head"), (optimizer,), dtype)
 
@@ -126,13 +131,20 @@ class Program:
     def train(self, parts: Parts, boundary: StepBoundary, first: int = 0) -> Iterator[Step]:
         return self._steps(parts, boundary, first)
 
-    def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+    def inference(
+        self, parts: Parts, boundary: StepBoundary, first: int = 0, batches: Iterator[Tensor] | None = None
+    ) -> Iterator[Step]:
         for module in parts.modules.values():
             module.eval()
-        while True:
+        for number in count(first + 1):
             boundary.step_boundary()
+            fault = self.config.fault if number == self.config.at else ""
+            if fault == "raises":
+                raise KeyError("no such room")
+            rows = self.config.rows + (fault == "grows")
             with torch.no_grad():
-                yield Step(outputs={"found": self._walk(parts, boundary, torch.ones(self.config.rows, WIDTH), 2)})
+                x = torch.randn(rows, WIDTH) if batches is None else next(batches)
+                yield Step(outputs={"found": self._walk(parts, boundary, x, 2), "sum": x.sum()})
 
     def evaluate(self, parts: Parts, boundary: StepBoundary) -> Mapping[str, float]:
         for module in parts.modules.values():
@@ -157,10 +169,16 @@ class Unmeasured(Program):
     evaluate = property()  # type: ignore[assignment]
 
 
+class Unreading(Program):
+    def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:  # type: ignore[override]
+        return super().inference(parts, boundary)
+
+
 def make(config: Walker, site: Site) -> Program:
     if config.sharded:
         assert dist.is_initialized()
-    return (Program if config.first else BeginsAnew)(config, site) if config.evaluates else Unmeasured(config, site)
+    kinds = {"first": BeginsAnew, "evaluates": Unmeasured, "reads": Unreading}
+    return next((kind for lacks, kind in kinds.items() if not getattr(config, lacks)), Program)(config, site)
 
 
 @contextmanager
