@@ -59,10 +59,7 @@ def _table(fields: list[_Field]) -> str:
 
 
 def _fields(schema: Schema, root: Schema, path: str, form: str, depth: int) -> Iterator[_Field]:
-    needed = [
-        *schema.get("required", ()),
-        *schema.get("anyOf", [{}])[0].get("required", ()),
-    ]  # of alternatives the first
+    needed = [*schema.get("required", ()), *schema.get("x-needed", ())]
     for name, given in schema.get("properties", {}).items():
         own = _resolved(given, root)
         forms = list(_forms(own, root))

@@ -33,12 +33,49 @@ JOB = {
 ESTIMATE = {"kind": "estimate", "points": 64_000, "parallel": {"dp_shard": 2}}
 
 
+STUCK = """
+from typing import Literal
+from service.jobs.plugins import ProgramConfig, ProgramKind
+
+class Stuck(ProgramConfig):
+    name: Literal["stuck"] = "stuck"
+
+PROGRAM = ProgramKind(Stuck, "waiting:Waiting")
+"""
+WAITING = """
+import time
+import torch
+from service.models.program import Parts, Step
+
+class Waiting:
+    period = 1
+
+    def __init__(self, config, site):
+        self.device = site.device
+
+    def build(self, dtype):
+        return Parts({"lone": torch.nn.Linear(2, 2, dtype=dtype)}, ("lone",))
+
+    def train(self, parts, boundary):
+        while True:
+            boundary.step_boundary()
+            yield Step({"loss": parts.modules["lone"].weight.sum().detach()})
+            time.sleep(3600)  # for ever
+"""
+
+
 def install(folder: Path) -> None:
-    """The example, and a package whose module is not there."""
+    """The example, a program that hangs in its second step, and a package whose module is not there."""
     source = folder.parent / "source"
     shutil.copytree(EXAMPLE, source)  # building leaves folders behind
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*command, "--target", str(folder), str(source)], check=True, capture_output=True)
+    (folder / "stuck.py").write_text(STUCK)
+    (folder / "waiting.py").write_text(WAITING)
+    hanging = folder / "stuck-0.1.dist-info"
+    hanging.mkdir()
+    (hanging / "METADATA").write_text("Metadata-Version: 2.1\nName: stuck\nVersion: 0.1\n")
+    (hanging / "entry_points.txt").write_text("[trivet.programs]\nstuck = stuck:PROGRAM\n")
     broken = folder / "halfway-0.1.dist-info"
     broken.mkdir()
     (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: halfway\nVersion: 0.1\n")
@@ -152,6 +189,12 @@ def test_an_installed_program_is_compile_checked_and_trained_as_its_gate_allows(
     assert (used["result"]["steps"], used["result"]["eager"]) == (4, {})
     listed = extended.http.get(f"/v1/jobs/{used['id']}/artifacts").json()["items"]
     assert "outputs/0-0.safetensors" in str(listed) or "outputs" in [each["name"] for each in listed]
+
+
+def test_a_program_that_hangs_ends_with_the_line_at_which_it_stands(extended: Service) -> None:
+    job = extended.wait(extended.submit({"kind": "train", "program": "stuck", "steps": 3, "stall_s": 3})["id"])
+    assert job["state"] == "failed"
+    assert "train (waiting.py:19)" in job["error"]["message"], job["error"]
 
 
 def test_an_installed_kind_is_listed_checked_and_run(extended: Service, estimated: dict[str, Any]) -> None:

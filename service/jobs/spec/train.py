@@ -150,7 +150,7 @@ class TrainSpec(CommonSpec):
     ``program``, which brings its own.
     """
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["model", "data"]}, {"required": ["program"]}]})
+    model_config = ConfigDict(json_schema_extra={"x-needed": ["model", "data"]})  # for forms: without a program
 
     kind: Literal["train"] = Field("train", description="a training job")
     program: ProgramRef | None = Field(

@@ -57,7 +57,9 @@ class Pattern:
 
 
 def _way(module: str, phase: str, *, grad: bool, thread: str, shape: str, **_: object) -> tuple[str, ...]:
-    return module, f"{phase}, gradients {'on' if grad else 'off'},", f"in {thread}, with", shape
+    """Return a way of calling in words. Threads that Python did not start, such as those of backwards, are alike."""
+    own = "a thread of torch" if thread.startswith("Dummy-") else thread
+    return module, f"{phase}, gradients {'on' if grad else 'off'},", f"in {own}, with", shape
 
 
 class CheckedCalls:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,8 +41,8 @@ class ProgramLoop(BaseLoop):
         self.resumes = takes(training.program.train, FIRST)
         self._steps: Steps | None = None
         self._forms = Forms(training.config, training.program.period)
-        self._held: tuple[int, float] | None = None
-        """The first step of this attempt, and the memory that was in use after it."""
+        self._held = ""
+        """The memory that was in use after the first step of this attempt."""
 
     def begin(self) -> None:
         self.journal.begin(
@@ -146,16 +148,15 @@ class ProgramLoop(BaseLoop):
         )
 
     def _look_at_first(self, number: int) -> None:
-        if self._held is None:
-            self._held = number, held_gib(self.device)
+        if not self._held:
+            self._held = f"after step {number}: {held_gib(self.device):.2f} GiB, "
             self.checkpoints.about()  # whatever a checkpoint would lose is refused here, and not at its time
 
     def _growth(self) -> str:
-        """Say how much more memory is in use than after the first step."""
-        if self._held is None:
-            return ""
-        first, held = self._held
-        return f" (in use after step {first}: {held:.2f} GiB, now: {held_gib(self.device):.2f} GiB)"
+        """Say how much more memory is in use than after the first step, and of which tensors there are most."""
+        alive = Counter((tuple(each.shape), each.dtype) for each in gc.get_objects() if type(each) is Tensor)
+        most = [f"; {count:,} tensors of shape {shape}, {dtype}" for (shape, dtype), count in alive.most_common(1)]
+        return f" (in use {self._held}now: {held_gib(self.device):.2f} GiB{''.join(most)})"
 
     def _error(self, what: str) -> ProgramError:
         return ProgramError(f"program {self.training.config.name!r}, step {self.step + 1}: {what}")

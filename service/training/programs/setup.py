@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from service.bounds.memory import is_out_of_memory
 from service.jobs.plugins import ProgramConfig
 from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.compile import Phase
@@ -200,11 +201,14 @@ class Forms:
 
 
 @contextmanager
-def blamed(config: ProgramConfig, doing: str, more: Callable[[], str] = str) -> Iterator[None]:
-    """Raise :class:`ProgramError` that names the program, and what it was doing, for its errors; ``more`` is added."""
+def blamed(config: ProgramConfig, doing: str, in_use: Callable[[], str] = str) -> Iterator[None]:
+    """Raise :class:`ProgramError` that names the program, and what it was doing, for its errors; ``in_use`` describes
+    the memory, where it ran out.
+    """
     try:
         yield
     except (RefusedError, NonFiniteError, ProgramError):
         raise
     except Exception as error:
-        raise ProgramError(f"program {config.name!r}, {doing}: {type(error).__name__}: {error}{more()}") from error
+        memory = in_use() if is_out_of_memory(error) else ""
+        raise ProgramError(f"program {config.name!r}, {doing}: {type(error).__name__}: {error}{memory}") from error

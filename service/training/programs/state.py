@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from service.parallel.checkpoint import Checkpoint
 from service.training.checkpoints import MODEL_PREFIX, Checkpoints
 from service.training.programs.setup import LackingError, PreparedProgram
 
+T = TypeVar("T")
 _OPTIMIZERS = "optimizers"
 _Plain = str | int | float | bool | None
 
@@ -89,8 +90,8 @@ class ProgramCheckpoints(Checkpoints):
     def _make_optimizer_states(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Give each optimizer the settings and the form of state that were saved, to be loaded into."""
         parameters = self._training.parts.members()
-        for optimizer, described in zip(self._training.parts.optimizers, saved, strict=True):
-            for group, values in zip(optimizer.param_groups, described["groups"], strict=True):
+        for optimizer, described in _paired(self._training.parts.optimizers, saved, "optimizers"):
+            for group, values in _paired(optimizer.param_groups, described["groups"], "groups of an optimizer"):
                 group |= {key: _like(group.get(key), value) for key, value in values.items()}
             for name, kept in described["state"].items():
                 parameter = parameters[name]
@@ -121,6 +122,12 @@ class ProgramCheckpoints(Checkpoints):
                 f"of shape {list(parameter.shape)} that is in none of the modules "
                 f"{', '.join(self._training.parts.modules)}: a checkpoint would lose it"
             ) from None
+
+
+def _paired(here: Sequence[T], saved: Sequence[Any], what: str) -> Iterator[tuple[T, Any]]:
+    if len(here) != len(saved):
+        raise ValueError(f"it has {len(saved)} {what}, and here are {len(here)}")
+    return zip(here, saved, strict=True)
 
 
 def _checksum(value: Tensor) -> str:

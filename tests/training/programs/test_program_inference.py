@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from launching import Torchrun
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from training_runs import JOB, Recording
@@ -42,7 +44,7 @@ def run(
     folder: Path, program: Walker | None = None, *, stop_after: int | None = None, **fields: Any
 ) -> tuple[dict[str, Any], Recording]:
     distributed.start("cpu")
-    report, asked = Recording(), 0
+    report, asked, launch = Recording(), 0, distributed.read_launch(os.environ)
 
     def should_stop() -> bool:
         nonlocal asked
@@ -50,11 +52,10 @@ def run(
         return stop_after is not None and asked > stop_after
 
     spec = WalkingRun.model_validate({"program": program or Walker(), **fields})
-    context = RunContext(RUN, 1, 0, 0, 1, "cpu", DataLayout(folder), report, should_stop)
+    place = (launch.rank, launch.local_rank, launch.world_size)
+    context = RunContext(RUN, 1, *place, "cpu", DataLayout(folder), report, should_stop)
     with installed():
-        result = inference.run(spec, context)
-    assert result is not None
-    return result, report
+        return inference.run(spec, context) or {}, report
 
 
 def found(folder: Path) -> dict[str, torch.Tensor]:
@@ -73,6 +74,21 @@ def test_it_runs_over_a_source_with_the_weights_of_a_training(tmp_path: Path) ->
     assert {path.name for path in report.artifacts} == {"outputs"}
     run(tmp_path / "fresh", data=DATA, batch=5)
     assert not torch.equal(found(tmp_path / "fresh")["0/found"], found(tmp_path)["0/found"])
+
+
+def on_two_ranks(folder: str) -> None:
+    run(Path(folder), data=DATA, batch=6, parallel={"dp_replicate": 2})
+
+
+@pytest.mark.distributed
+def test_ranks_share_each_batch(tmp_path: Path, torchrun: Torchrun) -> None:
+    run(tmp_path / "alone", data=DATA, batch=6)
+    torchrun(on_two_ranks, 2, folder=str(tmp_path / "two"))
+    folder = DataLayout(tmp_path / "two").job(RUN).artifacts / "outputs"
+    first, second = (load_file(folder / f"{rank}-0.safetensors") for rank in range(2))
+    for name, whole in found(tmp_path / "alone").items():
+        if name.endswith("found"):
+            torch.testing.assert_close(torch.cat((first[name], second[name])), whole)
 
 
 @pytest.mark.parametrize("fields", [{"steps": 7}, {"data": DATA, "batch": 2}])

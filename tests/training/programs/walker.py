@@ -61,6 +61,7 @@ class Program:
 
     def __init__(self, config: Walker, site: Site) -> None:
         self.config, self.device = config, site.device
+        self.kept: list[Tensor] = []
 
     def build(self, dtype: torch.dtype) -> Parts:
         torch.manual_seed(1)
@@ -116,6 +117,8 @@ class Program:
                 loss.backward()
                 optimizer.step()
             parts.modules["head"].get_buffer("seen").add_(2 if fault == "counts" and dist.get_rank() else 1)
+            if self.config.fault == "allocates":
+                self.kept += [torch.zeros(3, 3) for _ in range(500)]
             if fault == "allocates":
                 raise torch.OutOfMemoryError("out of memory. Tried to allocate 2.00 GiB")
             outputs = {} if fault == "other names" else {"found": found.detach()[: None if fault != "shape" else 2]}

@@ -65,11 +65,11 @@ export function inside(schema, root, path, depth) {
 }
 
 /**
- * The fields that an object needs; of alternatives the first, such as a model and its data.
+ * The fields that an object needs, those too that something rarer may stand for.
  * @param {Schema} schema
  * @returns {string[]}
  */
-export const neededIn = (schema) => [...(schema.required ?? []), ...(schema.properties ? schema.anyOf?.[0]?.required ?? [] : [])];
+export const neededIn = (schema) => [...(schema.required ?? []), ...(schema["x-needed"] ?? [])];
 
 /** @param {Schema} given @param {Schema} root @param {string} path @param {string} name @param {boolean} required @param {number} depth @returns {Field} */
 function field(given, root, path, name, required, depth) {
