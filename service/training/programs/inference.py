@@ -14,13 +14,15 @@ from service.jobs.runtime import ENDING, Completion, RunContext, Stopwatch
 from service.jobs.spec.run import RunSpec
 from service.models import WeightsError, data
 from service.models.data import Samples
-from service.models.program import Program, Step, Steps
+from service.models.program import Program, Step
 from service.parallel import checkpoint
 from service.training.checkpoints import MODEL_PREFIX, newest_checkpoint
 from service.training.job import joined
 from service.training.loop import batches
+from service.training.programs.failures import LackingError
 from service.training.programs.outputs import OutputFiles
-from service.training.programs.setup import FIRST, Forms, LackingError, PreparedProgram, blamed, prepare_program, takes
+from service.training.programs.setup import FIRST, PreparedProgram, prepare_program, takes
+from service.training.programs.steps import ProgramSteps
 
 BATCHES = "batches"
 """The argument by which ``inference`` gets the inputs of a data source, a tensor for each step."""
@@ -92,29 +94,22 @@ class _Inference:
         self.files = OutputFiles(ready.context.paths.artifacts / "outputs", ready.context.rank)
         self.step = self._begins_at(ready, feed)
         self._ready, self._feed = ready, feed
-        self._forms = Forms(ready.config, ready.program.period)
-        ready.boundary.step = self.step - 1
-        given: dict[str, Any] = {BATCHES: feed.inputs(self.step)} if feed else {}
-        given |= {FIRST: self.step} if takes(ready.program.inference, FIRST) else {}
-        self._steps = Steps(ready.program.inference(ready.parts, ready.boundary, **given), "inference")
+        given = {BATCHES: feed.inputs(self.step)} if feed else {}
+        self._steps = ProgramSteps(ready, "inference", self.step, **given)
 
     def advance(self) -> None:
         """Run one step, keep its outputs, and report its numbers."""
-        ready, watch, number = self._ready, Stopwatch(), self.step + 1
-        eager = ready.calls.eager
-        with blamed(ready.config, f"inference step {number}"), ready.calls.phase("inference"):
-            ready.seed("inference", self.step)
-            found = next(self._steps)
-        self._forms.check(found, number)
+        ready, watch, eager = self._ready, Stopwatch(), self._ready.calls.eager
+        found = self._steps.run(self.step)
         outputs = dict(found.outputs)
         self.files.add(self.step, self._feed.cut(self.step, outputs) if self._feed else outputs)
-        self.step = number
+        self.step += 1
         if ready.context.rank == 0:
             metrics = _numbers(found) | {"step_ms": watch.seconds * 1e3}
             if ready.compile_modes:
                 metrics["eager_calls"] = ready.calls.eager - eager
-            ready.context.report.metric(number, metrics)
-            ready.context.report.progress(number, self.total, "steps")
+            ready.context.report.metric(self.step, metrics)
+            ready.context.report.progress(self.step, self.total, "steps")
 
     def _begins_at(self, ready: PreparedProgram, feed: _SourceBatches | None) -> int:
         """Return the steps that every rank has in whole files; a program with batches of its own must be able to go on
@@ -145,7 +140,10 @@ def _take_weights(spec: RunSpec, ready: PreparedProgram) -> str:
     if found is None:
         raise WeightsError(f"weights.job: {spec.weights.job} has no checkpoint of step {spec.weights.step!r}")
     state = {f"{MODEL_PREFIX}{name}": value.detach() for name, value in ready.parts.members().items()}
-    checkpoint.load(found.path, state)
+    try:
+        checkpoint.load(found.path, state)
+    except ValueError as error:
+        raise WeightsError(f"weights.job: {spec.weights.job}: {error}") from error
     return f", weights of step {found.step} of {spec.weights.job}"
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,32 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from service.bounds.memory import is_out_of_memory
 from service.jobs.plugins import ProgramConfig
-from service.jobs.runtime import RefusedError, RunContext
+from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.run import RunSpec
 from service.jobs.spec.train import TrainSpec
 from service.models.compiled import COMPILE_MODES, apply_compile
 from service.models.parallelize import Fingerprint
-from service.models.program import Parts, Program, Site, Step, make
+from service.models.program import Parts, Program, Site, make
 from service.models.randomness import seed_all
 from service.parallel import mesh as meshes
 from service.parallel.boundary import StepBoundary
 from service.parallel.mesh import Mesh
 from service.training.gate import allowed_modes, checked_calls, load_caches, lowest_mode
-from service.training.gradients import NonFiniteError
 from service.training.journal import compiled
 from service.training.programs.calls import CheckedCalls, Pattern
+from service.training.programs.failures import Blame, LackingError
 from service.training.setup import build_boundary
-
-
-class ProgramError(RuntimeError):
-    """A program failed, or did something that a program must not do."""
-
-
-class LackingError(RefusedError, ValueError):
-    """A program lacks what the spec asks of it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +44,7 @@ class PreparedProgram:
     boundary: StepBoundary
     compile_modes: dict[Phase, str]
     calls: CheckedCalls
+    blame: Blame
     random_seed: int
 
     def seed(self, what: str, step: int) -> None:
@@ -100,20 +91,23 @@ def prepare_program(
     assert config is not None
     seed_all(spec.seed, "data")  # alike on all ranks
     mesh = meshes.build(spec.parallel, device.type)
-    with blamed(config, "its maker"):
+    blame = Blame(config.name, device)
+    with blame.of("its maker"):
         program, origin = make(config, spec.parallel, Site(device, mesh, spec.seed, context.data))
     check(program)
     modes = allowed_modes(spec.compile, [origin], context.data)
     patterns = {phase: Pattern.of(rows) for phase, rows in checked_calls(spec.compile, modes, context.data).items()}
     load_caches(spec.compile, modes, context)
     context.report.phase("preparing")
-    with blamed(config, f"build({torch.float32})"):
+    with blame.of(f"build({torch.float32})"):
         parts = program.build(torch.float32)
     boundary = build_boundary(parts.modules, modes, context, parts.kept)
     calls = CheckedCalls(boundary, patterns, _teller(spec, context))
     if modes:
         _compile(parts, lowest_mode(modes), calls)
-    return PreparedProgram(config, context, device, mesh, program, origin, parts, boundary, modes, calls, spec.seed)
+    return PreparedProgram(
+        config, context, device, mesh, program, origin, parts, boundary, modes, calls, blame, spec.seed
+    )
 
 
 def prepare_training(spec: TrainSpec, context: RunContext, device: torch.device) -> PreparedProgram:
@@ -173,42 +167,3 @@ def _teller(spec: TrainSpec | RunSpec, context: RunContext) -> Callable[[Phase, 
         context.report.log(f"rank {context.rank}: {phase} goes on in eager: {why} (gate of {spec.compile.gate})")
 
     return tell
-
-
-class Forms:
-    """Knows the shapes that a program's results have had, and raises :class:`ProgramError` for others once its period
-    is over.
-    """
-
-    def __init__(self, config: ProgramConfig, period: int) -> None:
-        self._config, self._period, self._steps = config, period, 0
-        self._shapes: dict[str, set[tuple[int, ...]]] = {}
-
-    def check(self, step: Step, number: int) -> None:
-        """Look at the results of step ``number``."""
-        found = {f"output {name!r}": tuple(value.shape) for name, value in step.outputs.items()}
-        found |= {f"loss {name!r}": () for name in step.losses}
-        for name, shape in found.items():
-            shapes = self._shapes.setdefault(name, set())
-            if self._steps >= self._period and shape not in shapes:
-                seen = " or ".join(map(str, sorted(shapes))) or "no such result"
-                raise ProgramError(
-                    f"program {self._config.name!r}, step {number}: its {name} has shape {shape}, and had {seen} in "
-                    f"the steps before; all are seen within its period, which is {self._period}"
-                )
-            shapes.add(shape)
-        self._steps += 1
-
-
-@contextmanager
-def blamed(config: ProgramConfig, doing: str, in_use: Callable[[], str] = str) -> Iterator[None]:
-    """Raise :class:`ProgramError` that names the program, and what it was doing, for its errors; ``in_use`` describes
-    the memory, where it ran out.
-    """
-    try:
-        yield
-    except (RefusedError, NonFiniteError, ProgramError):
-        raise
-    except Exception as error:
-        memory = in_use() if is_out_of_memory(error) else ""
-        raise ProgramError(f"program {config.name!r}, {doing}: {type(error).__name__}: {error}{memory}") from error

@@ -16,7 +16,8 @@ from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import Checkpoint
 from service.training.checkpoints import MODEL_PREFIX, Checkpoints
-from service.training.programs.setup import LackingError, PreparedProgram
+from service.training.programs.failures import LackingError
+from service.training.programs.setup import PreparedProgram
 
 T = TypeVar("T")
 _OPTIMIZERS = "optimizers"

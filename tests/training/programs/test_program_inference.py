@@ -28,7 +28,7 @@ from service.models.program import Site
 from service.parallel import distributed
 from service.parallel import mesh as meshes
 from service.training.programs import inference, outputs
-from service.training.programs.setup import LackingError, ProgramError
+from service.training.programs.failures import LackingError, ProgramError
 
 RUN, GATE = "job_" + "r" * 20, "job_" + "g" * 20
 DATA = {"source": "synthetic", "features": WIDTH, "classes": 2, "samples": 64}

@@ -23,7 +23,7 @@ from service.models.program import Site
 from service.parallel import mesh as meshes
 from service.training.gate import GateError
 from service.training.gradients import NonFiniteError
-from service.training.programs.setup import LackingError, ProgramError
+from service.training.programs.failures import LackingError, ProgramError
 
 GATE = "job_" + "g" * 20
 CPU = torch.device("cpu")
@@ -196,12 +196,15 @@ def test_a_gate_of_another_configuration_or_without_calls_stays_closed(tmp_path:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("raises", "program 'walker', step 3: KeyError: 'no such room'"),
-        ("ends", "program 'walker', step 3: ValueError: the program's train steps ended"),
-        ("no boundary", "program 'walker', step 3: it does not begin with boundary.step_boundary()"),
-        ("no loss", "program 'walker', step 3: it yields no loss"),
-        ("shape", "program 'walker', step 3: its output 'found' has shape (2, 6), and had (5, 6) in the steps before"),
-        ("other rows", "program 'walker', step 3: its output 'found' has shape (6, 6), and had (5, 6)"),
+        ("raises", "program 'walker', train step 3: KeyError: 'no such room'"),
+        ("ends", "program 'walker', train step 3: ValueError: the program's train steps ended"),
+        ("no boundary", "program 'walker', train step 3: it does not begin with boundary.step_boundary()"),
+        ("no loss", "program 'walker', train step 3: it yields no loss"),
+        (
+            "shape",
+            "program 'walker', train step 3: its output 'found' has shape (2, 6), and had (5, 6) in the steps before",
+        ),
+        ("other rows", "program 'walker', train step 3: its output 'found' has shape (6, 6), and had (5, 6)"),
     ],
 )
 def test_a_step_that_goes_wrong_is_named(tmp_path: Path, fault: str, message: str) -> None:
