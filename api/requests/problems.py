@@ -239,7 +239,10 @@ def _wrong_tag(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str
         return FieldError(path=path, message=message, expected=f"an object with '{field}'")
     expected = f"one of {context['expected_tags']}"
     return FieldError(
-        path=path, message=f"{context['tag']!r} is not known", got=echo(context["tag"]), expected=expected
+        path=path,
+        message=f"{context['tag']!r} is not known{_similar(context['tag'], expected)}",
+        got=echo(context["tag"]),
+        expected=expected,
     )
 
 
@@ -254,7 +257,8 @@ def _words(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str, An
         message = message.partition(", ")[2] or message
         return message, "values that agree"
     if kind in ("literal_error", "enum"):
-        return f"{echo(error.get('input'))!r} is not known", _EXPECTED[kind].format_map(context)
+        given, expected = echo(error.get("input")), _EXPECTED[kind].format_map(context)
+        return f"{given!r} is not known{_similar(given, expected)}", expected
     template = _EXPECTED.get(kind)
     if template is None and place.fields:
         given = error.get("input")
@@ -274,6 +278,12 @@ def _misspelt(given: Mapping[str, Any], place: ErrorPlace) -> str:
 def _hint(name: str, fields: Sequence[str]) -> str:
     close = get_close_matches(name, fields, n=1)
     return f"; {name!r} is not a field; did you mean {close[0]!r}?" if close else ""
+
+
+def _similar(given: object, expected: str) -> str:
+    """Return a hint at the probably intended one of the quoted names in ``expected``."""
+    close = get_close_matches(str(given), expected.split("'")[1::2], n=1, cutoff=0.7)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _unknown_field(place: ErrorPlace) -> tuple[str, str]:

@@ -25,7 +25,7 @@ def _plan_request(job: ReadableJob) -> PlanRequest:
         spec = spec_adapter.validate_python(job.spec)
     except ValidationError as error:  # a package that it needs may have been removed since
         raise ProblemError(409, f"the spec of job {job.id} cannot be read: {error.errors()[0]['msg']}") from error
-    if not isinstance(spec, TrainSpec) or spec.parallel.pp == 1:
+    if not isinstance(spec, TrainSpec) or spec.program is not None or spec.parallel.pp == 1:
         raise ProblemError(404, _why_none(job))
     return PlanRequest(spec=spec.model_dump_json(by_alias=True))
 
@@ -45,4 +45,6 @@ async def get_job_schedule(
 def _why_none(job: Job) -> str:
     if job.kind != "train":
         return f"job {job.id} is a {job.kind} job; only training jobs have a pipeline"
+    if job.spec.get("program") is not None:
+        return f"job {job.id} trains a program, which schedules its steps itself"
     return f"job {job.id} has no pipeline: its parallel.pp is 1"

@@ -13,7 +13,7 @@ from service.jobs.spec.common import CommonSpec
 
 Schema = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
-KINDS = ("train", "verify", "compile")
+KINDS = ("train", "verify", "compile", "run")
 """Those that are built in; a package's own are on the page Specs of the dashboard."""
 _DEEPEST = 5
 _TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "object": "map"}
@@ -59,7 +59,7 @@ def _table(fields: list[_Field]) -> str:
 
 
 def _fields(schema: Schema, root: Schema, path: str, form: str, depth: int) -> Iterator[_Field]:
-    needed = schema.get("required", ())
+    needed = [*schema.get("required", ()), *schema.get("x-needed", ())]
     for name, given in schema.get("properties", {}).items():
         own = _resolved(given, root)
         forms = list(_forms(own, root))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from service.jobs.plugins import Evaluation
+from service.jobs.runtime import RunContext
+from service.jobs.spec.train import TrainSpec
 from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
@@ -26,45 +29,63 @@ PassOver = Callable[[Checkpoint, str], None]
 """Is told of a damaged checkpoint, and what is wrong with it."""
 
 
-class Checkpoints:
+class Checkpoints(ABC):
     """The checkpoints of a run. ``saved_step`` is the step of the job's newest one, if there is one.
 
-    ``tell`` is called with each that is complete on disk.
+    ``tell`` is called with each that is complete on disk; ``rows`` are those of ``service.parallel.checkpoint.save``.
     """
 
-    def __init__(self, training: Training, tell: Callable[[Checkpoint], None]) -> None:
-        self._training = training
-        self._rows = _training_rows(training.stages.values(), training.updater)
-        choice = training.spec.checkpoint
-        kind = BackgroundSaver if choice.async_ else DirectSaver
-        self.saver: Saver = kind(training.context.paths.checkpoints, choice.keep, self._rows, tell)
+    def __init__(
+        self,
+        spec: TrainSpec,
+        context: RunContext,
+        device: torch.device,
+        tell: Callable[[Checkpoint], None],
+        rows: Mapping[str, int] | None = None,
+    ) -> None:
+        self._spec, self._context, self._device, self._rows = spec, context, device, rows
+        kind = BackgroundSaver if spec.checkpoint.async_ else DirectSaver
+        self.saver: Saver = kind(context.paths.checkpoints, spec.checkpoint.keep, rows, tell)
         self.saved_step: int | None = None
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors of the run."""
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """Return what a checkpoint says of the run beside its tensors, as plain values."""
+
+    @abstractmethod
+    def load(self, found: Checkpoint | None) -> None:
+        """Get the run ready to go on from a checkpoint, or to begin."""
 
     def take_up(self) -> Checkpoint | None:
         """Load the newest complete checkpoint of the job, else that of the job that it resumes, from any
         layout; ``None`` if there is neither.
         """
-        training = self._training
-        own = newest_checkpoint(training.context.paths.checkpoints, training.device, pass_over=self._discard)
+        own = newest_checkpoint(self._context.paths.checkpoints, self._device, pass_over=self._discard)
         newest = own or self._of_resumed_job()
-        training.updater.prime(newest.step if newest else 0)
-        self.saver.expect(self._state())
-        self._say_what_is_not_whole(training.context.paths.checkpoints, own)
-        if newest is None:
-            return None
-        _check_same_data(newest, training.origin)
-        saved = checkpoint.load(newest.path, self._state(), rows=self._rows)
-        training.tied.take_up(training.updater.moments)
+        self.load(newest)
+        self._say_what_is_not_whole(self._context.paths.checkpoints, own)
         self.saved_step = own.step if own else None
-        return saved
+        return newest
+
+    def save(self, step: int, loss: float, evaluations: Sequence[Evaluation]) -> None:
+        """Take a checkpoint; its write may end later. ``evaluations`` are those on which the course depends."""
+        meta = {**self.about(), "loss": loss}
+        if evaluations:
+            meta[_EVALUATIONS] = [[each.step, dict(each.metrics)] for each in evaluations]
+        self.saver.save(step, self.state(), meta)
+        self.saved_step = step
 
     def _of_resumed_job(self) -> Checkpoint | None:
         """Return the checkpoint of another job that the spec resumes. Raises :class:`WeightsError` without one."""
-        if (resume := self._training.spec.resume) is None:
+        if (resume := self._spec.resume) is None:
             return None
-        folder = self._training.context.data.job(resume.job).checkpoints
+        folder = self._context.data.job(resume.job).checkpoints
         step = None if resume.step == "latest" else resume.step
-        found = newest_checkpoint(folder, self._training.device, step, pass_over=self._pass_over)
+        found = newest_checkpoint(folder, self._device, step, pass_over=self._pass_over)
         if found is None:
             left = [each.step for each in checkpoint.complete(folder)]
             raise WeightsError(f"{resume.job} has no checkpoint of step {resume.step!r}; there are {left or 'none'}")
@@ -73,13 +94,13 @@ class Checkpoints:
         return found
 
     def _say_what_is_not_whole(self, folder: Path, taken: Checkpoint | None) -> None:
-        context = self._training.context
+        context = self._context
         for step in checkpoint.incomplete(folder, -1 if taken is None else taken.step) if context.rank == 0 else ():
             context.report.log(f"the checkpoint of step {step} is not whole: a file is missing, cut short or changed")
 
     def _pass_over(self, damaged: Checkpoint, why: str) -> None:
         """Say that a damaged checkpoint is passed over."""
-        context = self._training.context
+        context = self._context
         if context.rank == 0:
             line = f"the checkpoint of step {damaged.step} is damaged: {why}"
             context.report.log(f"{line}; it is passed over")
@@ -89,16 +110,29 @@ class Checkpoints:
         self._pass_over(damaged, why)
         checkpoint.on_first_rank(lambda: checkpoint.discard(damaged), f"discard {damaged.path}")
 
-    def save(self, step: int, loss: float, evaluations: Sequence[Evaluation]) -> None:
-        """Take a checkpoint; its write may end later. ``evaluations`` are those on which the course depends."""
-        config = self._training.config.model_dump(mode="json")
-        meta = {"model": config, **self._training.origin, "loss": loss}
-        if evaluations:
-            meta[_EVALUATIONS] = [[each.step, dict(each.metrics)] for each in evaluations]
-        self.saver.save(step, self._state(), meta)
-        self.saved_step = step
 
-    def _state(self) -> dict[str, Tensor]:
+class ModelCheckpoints(Checkpoints):
+    """The checkpoints of a model's training."""
+
+    def __init__(self, training: Training, tell: Callable[[Checkpoint], None]) -> None:
+        self._training = training
+        rows = _training_rows(training.stages.values(), training.updater)
+        super().__init__(training.spec, training.context, training.device, tell, rows)
+
+    def load(self, found: Checkpoint | None) -> None:
+        training = self._training
+        training.updater.prime(found.step if found else 0)
+        self.saver.expect(self.state())
+        if found is None:
+            return
+        _check_same_data(found, training.origin)
+        checkpoint.load(found.path, self.state(), rows=self._rows)
+        training.tied.take_up(training.updater.moments)
+
+    def about(self) -> dict[str, Any]:
+        return {"model": self._training.config.model_dump(mode="json"), **self._training.origin}
+
+    def state(self) -> dict[str, Tensor]:
         training = self._training
         return _training_tensors(training.stages.values(), training.updater)
 

@@ -75,6 +75,21 @@ def lowest_mode(modes: Mapping[Phase, str]) -> str:
     return min(modes.values(), key=MODES.index)
 
 
+def checked_calls(choice: CompileChoice, modes: Mapping[Phase, str], data: DataLayout) -> dict[Phase, list[Any]]:
+    """Return the calls of compiled modules, for each opened phase, that the gate's job saw in the mode in use: rows of
+    ``invocations`` in its report. Raises :class:`GateError` for a report without them.
+    """
+    if not modes or choice.gate is None:
+        return {}
+    report = json.loads((data.job(choice.gate).artifacts / "report.json").read_bytes())
+    rows = {(row["phase"], row["rung"]): row["invocations"] for row in report.get("rungs", ())}
+    lowest = lowest_mode(modes)
+    for phase in modes:
+        if not rows.get((phase, lowest)):
+            raise GateError(f"compile.{phase}: the report of {choice.gate} has no calls of the rung {lowest}")
+    return {phase: rows[phase, lowest] for phase in modes}
+
+
 def load_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunContext) -> None:
     """Load the code that the gate's job compiled, instead of compiling it; every rank logs whether it could."""
     if not modes:

@@ -15,8 +15,8 @@ from service.jobs.files import atomic_write, set_aside
 from service.jobs.runtime import plain_tables
 
 Row = dict[str, float]
-_LOSS, _EVALUATION = "loss", "eval_"
-"""The metric that each training step has, and the prefix of an evaluation's metrics."""
+_EVALUATION = "eval_"
+"""The prefix of an evaluation's metrics."""
 
 
 class History:
@@ -95,7 +95,7 @@ def _recorded(attempts: Path) -> dict[float, Row]:
             step = event["step"]
             if step not in begun:
                 begun.add(step)
-                if step in rows and _LOSS not in event["values"]:
+                if step in rows and _is_evaluated(event["values"]):
                     rows[step].update(event["values"])  # an evaluation that a later attempt made up for
                     continue
                 rows[step] = {"step": step, "time": event["time"]}

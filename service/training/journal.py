@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from service.jobs.files import FILES, Checkpoint
+from service.jobs.runtime import RunContext
+from service.jobs.spec.compile import Phase
 from service.jobs.spec.data import FileArrays, FileTokens
+from service.jobs.spec.train import TrainSpec
 from service.models.data import Samples
 from service.training.setup import Training
 from service.training.step_totals import StepTotals
@@ -21,25 +25,21 @@ _PEAKS = {"NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "
 
 
 class Journal:
-    """Logs the data, the model, the layout, each checkpoint and evaluation, and the end of the training.
+    """Logs what is trained, each checkpoint and evaluation, and the end of the training.
 
     Only the first rank writes a journal; the calls of the others do nothing.
     """
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        self._writes = training.context.rank == 0
+    def __init__(self, spec: TrainSpec, context: RunContext) -> None:
+        self._spec, self._context = spec, context
         self._began = time.monotonic()
 
-    def begin(self, step: int) -> None:
-        """Log the model, the data, and the step at which training begins."""
-        spec = self._training.spec
-        self._say(f"data: {self._data()}")
-        self._say(f"model: {self._model()}")
-        self._updates()
-        self._say(f"layout: {self._layout()}")
+    def begin(self, step: int, lines: Iterable[str], samples: str = "") -> None:
+        """Log ``lines``, and the step at which training begins; ``samples`` says what each step takes."""
+        for line in lines:
+            self._say(line)
         first = "" if step == 0 else f", from step {step:,} on"
-        self._say(f"training: {spec.steps:,} steps of {spec.batch.global_:,} samples{first}")
+        self._say(f"training: {self._spec.steps:,} steps{samples}{first}")
 
     def saved(self, written: Checkpoint) -> None:
         """Log a checkpoint that is complete on disk."""
@@ -53,42 +53,67 @@ class Journal:
 
     def ended(self, step: int, loss: float, early: str | None) -> None:
         """Log how the training ended; ``early`` is why it did before its last step, if it was not asked to."""
-        total, seconds = self._training.spec.steps, time.monotonic() - self._began
+        total, seconds = self._spec.steps, time.monotonic() - self._began
         how = early or ("finished" if step == total else "asked to stop")
-        self._say(f"{how} after step {step:,} of {total:,}: loss {loss:.4g}, {seconds:.1f} s of training")
-
-    def _updates(self) -> None:
-        """Log which rule updates which parameters, where that is not one rule for all; of a pipeline, those of the
-        first rank.
-        """
-        names = self._training.updater.names()
-        where = " of the first rank" if self._training.spec.parallel.pp > 1 else ""
-        for rule, own in names.items() if len(names) > 1 else ():
-            self._say(f"{'frozen' if rule == 'frozen' else f'by {rule}'}{where}: {_several(own)}")
-
-    def _data(self) -> str:
-        dataset, data = self._training.dataset, self._training.spec.data
-        where = f" {data.file}" if isinstance(data, FileTokens | FileArrays) else ""
-        parts = f"{_samples(dataset.train)} to train on, {len(dataset.test):,} to test"
-        return f"{data.source}{where}, {parts} (SHA-256 {dataset.sha256[:12]}…)"
-
-    def _model(self) -> str:
-        training, spec = self._training, self._training.spec
-        computed = "float8" if spec.precision.float8 else spec.precision.param
-        compiled = "".join(f", {phase} compiled by {mode}" for phase, mode in training.compile_modes.items())
-        return f"{training.config.family}, {training.parameters:,} parameters, computed in {computed}{compiled}"
-
-    def _layout(self) -> str:
-        spec, device = self._training.spec, self._training.device
-        kind = "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
-        said = f"{spec.parallel.arithmetic} rank{'s' * (spec.parallel.world_size > 1)} on {kind}"
-        if spec.parallel.pp > 1:
-            said += f"; pipeline by {spec.pipeline.schedule}, {spec.stages} stages, {spec.micro_batches} micro-batches"
-        return said
+        last = "" if math.isnan(loss) else f"loss {loss:.4g}, "
+        self._say(f"{how} after step {step:,} of {total:,}: {last}{seconds:.1f} s of training")
 
     def _say(self, line: str) -> None:
-        if self._writes:
-            self._training.context.report.log(line)
+        if self._context.rank == 0:
+            self._context.report.log(line)
+
+
+def described(training: Training) -> list[str]:
+    """Return lines about the data, the model, its updates and the layout of a training."""
+    return [
+        f"data: {_data(training)}",
+        f"model: {_model(training)}",
+        *_updates(training),
+        f"layout: {layout(training.spec, training.device)}{_pipeline(training.spec)}",
+    ]
+
+
+def _data(training: Training) -> str:
+    dataset, data = training.dataset, training.spec.data
+    where = f" {data.file}" if isinstance(data, FileTokens | FileArrays) else ""
+    parts = f"{_samples(dataset.train)} to train on, {len(dataset.test):,} to test"
+    source = "" if data is None else data.source
+    return f"{source}{where}, {parts} (SHA-256 {dataset.sha256[:12]}…)"
+
+
+def _model(training: Training) -> str:
+    precision = training.spec.precision
+    computed = "float8" if precision.float8 else precision.param
+    family = training.config.family
+    return f"{family}, {training.parameters:,} parameters, computed in {computed}{compiled(training.compile_modes)}"
+
+
+def _updates(training: Training) -> list[str]:
+    """Return which rule updates which parameters, where that is not one rule for all; of a pipeline, those of the
+    first rank.
+    """
+    names = training.updater.names()
+    if len(names) == 1:
+        return []
+    where = " of the first rank" if training.spec.parallel.pp > 1 else ""
+    return [f"{'frozen' if rule == 'frozen' else f'by {rule}'}{where}: {_several(own)}" for rule, own in names.items()]
+
+
+def compiled(modes: Mapping[Phase, str]) -> str:
+    """Return how the phases are compiled, to be added to a line."""
+    return "".join(f", {phase} compiled by {mode}" for phase, mode in modes.items())
+
+
+def layout(spec: TrainSpec, device: torch.device) -> str:
+    """Return the ranks of a job, and what they run on."""
+    kind = "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return f"{spec.parallel.arithmetic} rank{'s' * (spec.parallel.world_size > 1)} on {kind}"
+
+
+def _pipeline(spec: TrainSpec) -> str:
+    if spec.parallel.pp == 1:
+        return ""
+    return f"; pipeline by {spec.pipeline.schedule}, {spec.stages} stages, {spec.micro_batches} micro-batches"
 
 
 def readable_bytes(size: int) -> str:

@@ -108,6 +108,7 @@ def check_batch(spec: TrainSpec) -> None:
 
 def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> TrainingInputs:
     """Load weights, data and compiled code that the spec names, and read from the gate what may be compiled."""
+    assert spec.model is not None and spec.data is not None  # noqa: PT018 - a spec without a program has both
     config, weights = resolve(spec.model, context.data)
     if spec.export.huggingface is not None and not isinstance(config, TransformerConfig):
         raise ValueError(
@@ -166,6 +167,7 @@ def assemble(
 
 def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:
     """Build the spec's objective for the outputs of the planned model on this mesh."""
+    assert spec.data is not None
     planned = cast(Model, build(config, mesh, device="meta", part=Part()))
     return objective_for(spec.objective, ObjectiveContext(config, spec.data.gives, mesh, planned.output_axis))
 

@@ -60,15 +60,21 @@ class DeviceMeter:
         return True
 
     def _of_cuda(self) -> DeviceUse:
-        held = torch.cuda.memory_allocated(self._device) / 2**30
+        held = held_gib(self._device)
         with suppress(Exception):  # NVML raises errors of its own, and is absent on some hosts
             busy = torch.cuda.utilization(self._device) / 100
             return DeviceUse(busy, held, torch.cuda.power_draw(self._device) / 1000)
         return DeviceUse(held_gib=held)
 
     def _of_cpu(self, now: float, spent: float) -> DeviceUse:
-        resident = int(Path("/proc/self/statm").read_text().split()[1])
-        return DeviceUse((spent - self._spent) / (now - self._at), resident * _PAGE_GIB)
+        return DeviceUse((spent - self._spent) / (now - self._at), held_gib(self._device))
+
+
+def held_gib(device: torch.device) -> float:
+    """Return the memory that tensors have on a CUDA device, or this process on the host."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) / 2**30
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_GIB
 
 
 def metrics_of(devices: tuple[DeviceUse, ...]) -> dict[str, float]:

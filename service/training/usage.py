@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from torch import nn
+
 from service.jobs.events import LONGEST_WORDS
-from service.parallel.boundary import HeldResult, Invocation, Parts, StepWatch, parts_of
-from service.training.setup import Training
+from service.jobs.runtime import RunContext
+from service.jobs.spec.train import CountersSpec
+from service.parallel.boundary import HeldResult, Invocation, Parts, StepBoundary, StepWatch, parts_of
 
 CALLS, FORWARDS, REENTRIES, OUTLIVING = "calls", "forwards_per_micro_batch", "reentries", "outliving_results"
 """The metrics' names; after each come slashes with what it counts: ``calls/stage 0/train/8x64``."""
@@ -24,18 +27,26 @@ _RESTS = 100
 class UsageMetrics:
     """Watches every N-th step and reports its calls when it ends, and the results that outlive it a whole step later.
 
-    An evaluation's calls of stages are counted in any case, and reported with it. The first rank of each pipeline stage
-    reports metrics; every rank logs the first result that each holder keeps.
+    An evaluation's calls across the boundary are counted in any case, and reported with it. Ranks that are to ``tell``
+    report metrics; every rank logs the first result that each holder keeps.
     """
 
-    def __init__(self, training: Training) -> None:
-        self._training, self._report = training, training.context.report
-        self._every = training.spec.counters.every
-        self._is_first = training.mesh.dp.rank == 0 and training.mesh.tp.rank == 0
+    def __init__(
+        self,
+        counters: CountersSpec,
+        context: RunContext,
+        boundary: StepBoundary,
+        *,
+        tells: bool,
+        micro_batches: int = 1,
+    ) -> None:
+        self._context, self._boundary = context, boundary
+        self._every, self._tells, self._micro_batches = counters.every, tells, micro_batches
         self._parts: Parts = {
-            f"stage {number} {name}".replace(",", " "): modules  # lists of metrics are separated by commas
-            for number, stage in training.stages.items()
-            for name, modules in parts_of(stage).items()
+            f"{name} {part}": modules
+            for name, module in boundary.modules.items()
+            if isinstance(module, nn.Module)
+            for part, modules in parts_of(module).items()
         }
         self._waiting: list[StepWatch] = []
         self._rests_until = 0.0
@@ -43,49 +54,46 @@ class UsageMetrics:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Begin the step after ``step`` finished ones at the boundary, and watch what runs within if it is due."""
+        """Watch the step within, which begins at the boundary after ``step`` finished ones, if it is due."""
         self._tell_outliving(step)
-        boundary = self._training.boundary
         if not self._is_due(step):
-            boundary.step_boundary()
             yield
             return
         watch = StepWatch(self._parts)
         self._waiting.append(watch)
-        boundary.step_boundary(watch)
+        self._boundary.watch_next(watch)
         with watch.over():
             yield
         self._tell(step + 1, self._metrics(watch))
 
     @contextmanager
     def evaluation(self, step: int) -> Iterator[None]:
-        """Count the calls of stages within, an evaluation after ``step`` steps, which is itself a step or more."""
+        """Count the calls within, of an evaluation after ``step`` steps, which is itself a step or more."""
         self._tell_outliving(step)
-        before = Counter(self._training.boundary.invocations())
+        before = Counter(self._boundary.invocations())
         yield
         self._tell_outliving(step)
         if self._every is not None:
-            self._tell(step, _calls(Counter(self._training.boundary.invocations()) - before))
+            self._tell(step, _calls(Counter(self._boundary.invocations()) - before))
 
     def _is_due(self, step: int) -> bool:
         return self._every is not None and step % self._every == 0 and time.monotonic() >= self._rests_until
 
     def _metrics(self, watch: StepWatch) -> dict[str, float]:
         calls, reentries = Counter(watch.calls.counts()), Counter(watch.reentries.counts())
-        known = (*self._training.boundary.modules, *self._parts)
+        known = (*self._boundary.modules, *self._parts)
         names = [name for name in known if _of(name, calls)][:_MOST_WAYS]
-        micro = self._training.spec.micro_batches
         alike = {name: len(self._parts.get(name, ("one",))) for name in names}
-        forwards = {name: _of(name, calls - reentries) / micro / alike[name] for name in names}
+        forwards = {name: _of(name, calls - reentries) / self._micro_batches / alike[name] for name in names}
         return {
             **_calls(calls),
-            **{f"{FORWARDS}/{name}": count for name, count in forwards.items()},
-            **{f"{REENTRIES}/{name}": _of(name, reentries) for name in names},
+            **{f"{FORWARDS}/{_plain(name)}": count for name, count in forwards.items()},
+            **{f"{REENTRIES}/{_plain(name)}": _of(name, reentries) for name in names},
         }
 
     def _tell_outliving(self, step: int) -> None:
         """Report what is alive of the results of a watched step, once another step has ended."""
-        if not self._waiting or self._training.boundary.step <= self._waiting[0].step:
+        if not self._waiting or self._boundary.step <= self._waiting[0].step:
             return
         began = time.monotonic()
         held = self._waiting.pop(0).outliving()
@@ -94,16 +102,16 @@ class UsageMetrics:
             self._rests_until = now + _RESTS * (now - began)
         found: Counter[str] = Counter()
         for result in held:
-            name = f"{OUTLIVING}/{result.origin.module}/{_plain_holder(result)}"
+            name = f"{OUTLIVING}/{_plain(result.origin.module)}/{_plain_holder(result)}"
             if name not in found and name not in self._logged:
-                self._report.log(f"rank {self._training.context.rank}: alive a whole step after its own: {result}")
+                self._context.report.log(f"rank {self._context.rank}: alive a whole step after its own: {result}")
             found[name] += 1
         self._logged |= found.keys()
         self._tell(step, {OUTLIVING: len(held), **_limited(found, OUTLIVING)})
 
     def _tell(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._is_first:
-            self._report.metric(step, metrics)
+        if self._tells:
+            self._context.report.metric(step, metrics)
 
 
 def _of(name: str, calls: Mapping[Invocation, int]) -> int:
@@ -114,8 +122,13 @@ def _calls(calls: Mapping[Invocation, int]) -> dict[str, float]:
     found: Counter[str] = Counter()
     for call, count in calls.items():
         shape = "+".join("x".join(map(str, each)) or "scalar" for each in call.shapes) or "none"
-        found[f"{CALLS}/{call.module}/{call.phase}/{shape}"] += count
+        found[f"{CALLS}/{_plain(call.module)}/{call.phase}/{shape}"] += count
     return _limited(found, CALLS)
+
+
+def _plain(name: str) -> str:
+    """Return a module's name as metrics have it, whose lists are separated by commas."""
+    return name.replace(",", " ")
 
 
 def _plain_holder(result: HeldResult) -> str:

@@ -22,7 +22,8 @@ def test_every_field_of_a_spec_is_in_its_form(run: Any, schemas: dict[str, Any])
     for kind, schema in schemas.items():
         fields = {field["name"]: field for field in run("schema", "fieldsOf", schema)}
         assert fields.keys() == schema["properties"].keys(), kind
-        assert {name for name, field in fields.items() if field["required"]} == set(schema.get("required", ()))
+        needed = {*schema.get("required", ()), *(("model", "data") if kind == "train" else ())}
+        assert {name for name, field in fields.items() if field["required"]} == needed
     train = {field["name"]: field for field in run("schema", "fieldsOf", schemas["train"])}
     assert {
         name: train[name]["type"] for name in ("steps", "after", "labels", "preemptible", "device", "data", "batch")

@@ -34,12 +34,49 @@ JOB = {
 ESTIMATE = {"kind": "estimate", "points": 64_000, "parallel": {"dp_shard": 2}}
 
 
+STUCK = """
+from typing import Literal
+from service.jobs.plugins import ProgramConfig, ProgramKind
+
+class Stuck(ProgramConfig):
+    name: Literal["stuck"] = "stuck"
+
+PROGRAM = ProgramKind(Stuck, "waiting:Waiting")
+"""
+WAITING = """
+import time
+import torch
+from service.models.program import Parts, Step
+
+class Waiting:
+    period = 1
+
+    def __init__(self, config, site):
+        self.device = site.device
+
+    def build(self, dtype):
+        return Parts({"lone": torch.nn.Linear(2, 2, dtype=dtype)}, ("lone",))
+
+    def train(self, parts, boundary):
+        while True:
+            boundary.step_boundary()
+            yield Step({"loss": parts.modules["lone"].weight.sum().detach()})
+            time.sleep(3600)  # for ever
+"""
+
+
 def install(folder: Path) -> None:
-    """The example, and a package whose module is not there."""
+    """The example, a program that hangs in its second step, and a package whose module is not there."""
     source = folder.parent / "source"
     shutil.copytree(EXAMPLE, source)  # building leaves folders behind
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*command, "--target", str(folder), str(source)], check=True, capture_output=True)
+    (folder / "stuck.py").write_text(STUCK)
+    (folder / "waiting.py").write_text(WAITING)
+    hanging = folder / "stuck-0.1.dist-info"
+    hanging.mkdir()
+    (hanging / "METADATA").write_text("Metadata-Version: 2.1\nName: stuck\nVersion: 0.1\n")
+    (hanging / "entry_points.txt").write_text("[trivet.programs]\nstuck = stuck:PROGRAM\n")
     broken = folder / "halfway-0.1.dist-info"
     broken.mkdir()
     (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: halfway\nVersion: 0.1\n")
@@ -109,13 +146,58 @@ def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -
     assert job["result"]["eval_hinge"] < 0.2
 
 
-def test_an_installed_program_is_compile_checked(extended: Service) -> None:
-    check = {"kind": "compile", "program": {"name": "allocator", "rounds": 2}, "modes": ["eager"], "phases": ["train"]}
-    job = extended.wait(extended.submit(check)["id"])
-    assert job["state"] == "succeeded", job
-    assert job["result"]["verdicts"] == {"pass": 1}
-    answer = extended.http.post("/v1/jobs", json={**check, "parallel": {"dp_shard": 2}})
-    assert [error["path"] for error in answer.json()["errors"]] == ["parallel"]
+def test_an_installed_program_is_compile_checked_and_trained_as_its_gate_allows(extended: Service) -> None:
+    program = {"name": "allocator", "rounds": 2}
+    check = {"kind": "compile", "program": program, "modes": ["eager", "aot_eager"]}
+    checked = extended.wait(extended.submit(check)["id"])
+    assert checked["state"] == "succeeded", checked
+    assert checked["result"]["verdicts"] == {"pass": 4}
+
+    gated = {"train": True, "inference": True, "gate": checked["id"]}
+    training = {"kind": "train", "program": program, "steps": 6, "evaluate": {"every": 3}, "compile": gated}
+    refusals: dict[str, dict[str, Any]] = {
+        "parallel": {**check, "parallel": {"dp_shard": 2}},
+        "program.name": {**training, "program": {"name": "alocator"}},
+        "program.rounds": {**training, "program": {**program, "rounds": 3}},
+        "optimizer": {**training, "optimizer": {"lr": 0.1}},
+        "compile.gate": {**JOB, "objective": "cross_entropy", "parallel": {}, "compile": gated},
+    }
+    for path, refused in refusals.items():
+        answer = extended.http.post("/v1/jobs", json=refused)
+        assert [error["path"] for error in answer.json()["errors"]] == [path], answer.json()
+        if path == "program.name":
+            assert "'alocator' is not known; did you mean 'allocator'?" in answer.json()["detail"]
+
+    trained = extended.wait(extended.submit(training)["id"])
+    assert trained["state"] == "succeeded", trained
+    assert trained["result"]["compiled"] == {"train": "aot_eager", "inference": "aot_eager"}
+    assert trained["result"]["eager"] == {}
+    series = extended.http.get(f"/v1/jobs/{trained['id']}/metrics").json()["series"]
+    assert series["loss"]["step"] == list(range(1, 7))
+    assert series["eval_error"]["value"][-1] == trained["result"]["eval_error"]
+
+    more = {**training, "steps": 8, "resume": {"job": trained["id"]}}
+    resumed = extended.wait(extended.submit(more)["id"])
+    assert (resumed["state"], resumed["result"]["steps"]) == ("succeeded", 8), resumed
+    own = extended.http.get(f"/v1/jobs/{resumed['id']}/metrics").json()["series"]
+    assert own["loss"]["step"] == [7, 8]
+    answer = extended.http.post("/v1/jobs", json={**JOB, "model": {"job": trained["id"]}})
+    assert "trains a program, which is no model" in answer.json()["detail"]
+
+    using = {"kind": "run", "program": program, "weights": {"job": resumed["id"]}, "steps": 4}
+    answer = extended.http.post("/v1/jobs", json={**using, "compile": {"train": True, "gate": checked["id"]}})
+    assert [error["path"] for error in answer.json()["errors"]] == ["compile.train"]
+    used = extended.wait(extended.submit({**using, "compile": {"inference": True, "gate": checked["id"]}})["id"])
+    assert used["state"] == "succeeded", used
+    assert (used["result"]["steps"], used["result"]["eager"]) == (4, {})
+    listed = extended.http.get(f"/v1/jobs/{used['id']}/artifacts").json()["items"]
+    assert "outputs/0-0.safetensors" in str(listed) or "outputs" in [each["name"] for each in listed]
+
+
+def test_a_program_that_hangs_ends_with_the_line_at_which_it_stands(extended: Service) -> None:
+    job = extended.wait(extended.submit({"kind": "train", "program": "stuck", "steps": 3, "stall_s": 3})["id"])
+    assert job["state"] == "failed"
+    assert "train (waiting.py:19)" in job["error"]["message"], job["error"]
 
 
 def test_an_installed_kind_is_listed_checked_and_run(extended: Service, estimated: dict[str, Any]) -> None:
@@ -124,7 +206,7 @@ def test_an_installed_kind_is_listed_checked_and_run(extended: Service, estimate
     assert "rounds" in extended.http.get("/v1/kinds/estimate/schema").json()["properties"]
     document = extended.http.get("/openapi.json").json()["components"]["schemas"]
     assert "EstimateSpec" in document
-    assert document["Job"]["properties"]["kind"]["enum"] == ["train", "verify", "compile", "estimate"]
+    assert document["Job"]["properties"]["kind"]["enum"] == ["train", "verify", "compile", "run", "estimate"]
 
     for path, change in {
         "points": {"points": 64_001},
@@ -181,7 +263,7 @@ def test_the_page_of_an_installed_kind_has_its_own_section(extended: Service, es
         expect(estimate).to_contain_text(f"π is about {estimated['result']['estimate']:.4f}.")
         page.goto("/")
         expect(page.get_by_label("Kind").locator("option")).to_have_text(
-            ["All kinds", "train", "verify", "compile", "estimate"]
+            ["All kinds", "train", "verify", "compile", "run", "estimate"]
         )
         browser.close()
     assert complaints == []

@@ -209,7 +209,8 @@ def tell(job: Job, out: Terminal, err: Terminal) -> None:
     if job.state == "succeeded":
         for line in result_lines(job.result or {}):
             out.print(f"  {line}")
-        out.block(_NEXT.get(job.kind, _ANY_KIND).format(id=job.id))
+        leaves_a_model = job.kind != "train" or job.spec.get("program") is None
+        out.block((_NEXT.get(job.kind, _ANY_KIND) if leaves_a_model else _ANY_KIND).format(id=job.id))
         if command := _gated(job):
             out.print(command)
         return

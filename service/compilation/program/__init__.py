@@ -1,5 +1,5 @@
-"""Defines the checked programs: their protocol, and the programs of models and of pipeline stages."""
+"""Defines the checked programs: those of models and of pipeline stages, beside those of packages."""
 
-from service.compilation.program.base import Maker, Parts, Program, Site, Step
+from service.models.program import Maker, Parts, Program, Site, Step
 
 __all__ = ["Maker", "Parts", "Program", "Site", "Step"]

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, fx, nn
 
-from service.compilation.program.base import Site
 from service.compilation.program.model import ModelProgram, SampleBatch
 from service.formats.exported import GETITEM, Exported, ExportedError, ExportedGraph, inputs_of, read_exported, resolve
-from service.jobs.spec.compile import ExportedProgram
+from service.jobs.spec.program import ExportedProgram
+from service.models.program import Site
 from service.parallel.containers import tensors_in
 from service.torch_internals.table import internal_of
 from service.torch_internals.types import SCHEMA

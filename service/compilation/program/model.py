@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from service.compilation.program.base import Parts, Step
+from service.models.program import Parts, Step
 from service.parallel.boundary import Shapes, StepBoundary
 from service.parallel.containers import named_tensors, tensors_in
 from service.parallel.fsdp import synchronize_gradients
@@ -77,7 +77,7 @@ class BatchedProgram:
 
 @dataclass(frozen=True)
 class ModelProgram(BatchedProgram):
-    """A model as a job runs it; a ``service.compilation.program.Program``.
+    """A model as a job runs it; a ``service.models.program.Program``.
 
     ``module(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to ``dtype``.
     Each step takes the next of ``batches``, in ``micro_batches`` equal parts, whose gradients add up to that of the

@@ -10,9 +10,9 @@ from itertools import cycle
 import torch
 from torch import Tensor, nn
 
-from service.compilation.program.base import Parts, Step
 from service.compilation.program.model import BatchedProgram, SampleBatch
 from service.jobs.spec.compile import Phase
+from service.models.program import Parts, Step
 from service.parallel.boundary import StepBoundary
 from service.parallel.boundary.step import is_compiled
 from service.parallel.mesh import Mesh
@@ -25,7 +25,7 @@ from service.schedules.schedule import Schedule
 
 @dataclass(frozen=True)
 class PipelineProgram(BatchedProgram):
-    """A ``service.compilation.program.Program`` over the stages of this rank, compiled one by one.
+    """A ``service.models.program.Program`` over the stages of this rank, compiled one by one.
 
     The rank of the last stage has the losses and outputs of each step.
     """

@@ -10,18 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from service import models
-from service.compilation.program.base import Maker, Program, Site
 from service.compilation.program.model import ModelProgram, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
 from service.jobs.files import DataLayout
-from service.jobs.plugins import Features, ProgramConfig, Tokens
-from service.jobs.plugins.declarations import dotted
+from service.jobs.plugins import Features, Tokens
 from service.jobs.runtime import RunContext
-from service.jobs.spec.compile import PROGRAMS, CompileSpec
+from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import ModelConfig
 from service.models import data
 from service.models.data import Split
-from service.models.parallelize import Fingerprint, ModelRecipe, environment, fingerprint, parallelize, plain
+from service.models.parallelize import Fingerprint, ModelRecipe, fingerprint, parallelize
+from service.models.program import Program, Site, make
 from service.models.reference import resolve
 from service.objectives import Objective, ObjectiveContext, objective_for
 from service.parallel import mesh as meshes
@@ -85,7 +84,8 @@ def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> T
     """
     mesh = meshes.build(spec.parallel, device.type)
     if spec.program is not None:
-        return _installed_target(spec.program, spec, Site(device, mesh, spec.seed, context.data))
+        program, own = make(spec.program, spec.parallel, Site(device, mesh, spec.seed, context.data))
+        return Target(program, Subject(own, {"program": spec.program.model_dump(mode="json")}))
     return _model_target(spec, context, device, mesh)
 
 
@@ -114,17 +114,6 @@ def _model_target(spec: CompileSpec, context: RunContext, device: torch.device, 
     channels = connect(mesh, schedule.owners)
     program = PipelineProgram(model.build, inputs, model.loss, mesh, schedule, channels)
     return Target(program, Subject(own, about | {"pipeline": recipe.pipeline.model_dump()}))
-
-
-def _installed_target(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:
-    """Return the program of an installed package; another version of the package is another program."""
-    provided = PROGRAMS.provided[config.name]
-    maker: Maker = dotted(provided.declaration.maker)
-    described = config.model_dump(mode="json")
-    fields = {f"program.{name}": plain(value) for name, value in described.items()}
-    fields["program.package"] = f"{provided.distribution} {provided.version}"
-    own = fields | environment(spec.parallel, site.device)
-    return Target(maker(config, site), Subject(own, {"program": described}))
 
 
 def batches(

@@ -184,7 +184,7 @@ def _usage_rows(usage: Usage) -> dict[str, Any]:
                 "phase": call.phase,
                 "grad": call.grad,
                 "thread": call.thread,
-                "shape": " ".join(str(list(shape)) for shape in call.shapes),
+                "shape": call.shape,
                 "calls": count,
                 "per_step": count / max(usage.iterations, 1),
             }

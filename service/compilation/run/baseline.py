@@ -23,7 +23,7 @@ from service.compilation.instruments.text import first_line
 from service.compilation.instruments.tf32 import FactorsSeen, InTf32, factors_that_may_lose_bits, full_float32
 from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Program
-from service.compilation.run.built_program import StepRecord, build, record_step, units_of
+from service.compilation.run.built_program import StepRecord, build, record_step
 from service.compilation.run.oracles import Oracle, all_of, comparable, drifts, oracles_of, oracles_of_one, scale_of
 from service.compilation.run.parity_settings import SETTINGS
 from service.compilation.run.recorded_run import RecordedRun, record_run, record_uncompiled, states_to_keep
@@ -200,7 +200,7 @@ class UncompiledRuns:
         """Make the run whose states all others start from, and count its calls."""
         self.tells(f"{self.phase}: eager PyTorch")
         built = build(self.program, self.phase)
-        with counted_checkpoints() as checkpoints, counted_calls(units_of(built.parts)) as calls:
+        with counted_checkpoints() as checkpoints, counted_calls(built.parts.units()) as calls:
             keeping = states_to_keep(built, self.iterations, self.on_any)
             eager = record_run(built, self.iterations, keeping=keeping)
         return FirstRun(eager, dict(calls), bool(calls.differentiable), bool(checkpoints))

@@ -18,7 +18,8 @@ from service.compilation.program import Parts, Program, Step
 from service.compilation.run.sampling import Key, copies_to_compare, local_part
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
-from service.models.compiled import apply_compile, compile_unit, compile_units
+from service.models.compiled import apply_compile, compile_unit
+from service.models.program import Steps
 from service.parallel.boundary import StepBoundary
 
 
@@ -65,10 +66,7 @@ class BuiltProgram:
 
     def step(self) -> Step:
         """Run the next step."""
-        try:
-            return next(self.steps)
-        except StopIteration:
-            raise ValueError(f"the program's {self.phase} steps ended; its iterator must never end") from None
+        return next(self.steps)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -88,7 +86,7 @@ def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch
     parts = program.build(dtype)
     if rung is None:
         return _begin(program, phase, parts, {})
-    units = units_of(parts)
+    units = parts.units()
     for name in parts.compiled:
         apply_compile(parts.modules[name], rung.backend, rung.mode)
     return _begin(program, phase, parts, units)
@@ -109,16 +107,6 @@ def _begin(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.
     steps = _steps(program, phase, parts, boundary)
     copied = frozenset(name for name in units if name.split(".")[0] in parts.kept)
     return BuiltProgram(program, phase, parts, boundary, steps, _trainable(parts), units, copied, tuple(held.values()))
-
-
-def units_of(parts: Parts) -> dict[str, nn.Module]:
-    """Return, by name, the units of the program's modules that are compiled, each as a whole."""
-    units: dict[str, nn.Module] = {}
-    for name in parts.compiled:
-        module = parts.modules[name]
-        names = {id(part): f"{name}.{path}" if path else name for path, part in module.named_modules()}
-        units |= {names[id(unit)]: unit for unit in compile_units(module)}
-    return units
 
 
 def record_step(built: BuiltProgram, seed: int) -> StepRecord:
@@ -153,24 +141,8 @@ def _generator_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-class _Steps(Iterator[Step]):
-    """A program's steps. A program that yields a step within ``no_grad`` finds gradients off when it continues,
-    and the caller of the step has them as before.
-    """
-
-    def __init__(self, steps: Iterator[Step]) -> None:
-        self._steps = steps
-        self._has_gradients = torch.is_grad_enabled()
-
-    def __next__(self) -> Step:
-        with torch.set_grad_enabled(self._has_gradients):
-            step = next(self._steps)
-            self._has_gradients = torch.is_grad_enabled()
-        return step
-
-
 def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
-    return _Steps(program.train(parts, boundary) if phase == "train" else program.inference(parts, boundary))
+    return Steps(program.train(parts, boundary) if phase == "train" else program.inference(parts, boundary), phase)
 
 
 def _trainable(parts: Parts) -> dict[str, Tensor]:

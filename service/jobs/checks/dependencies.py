@@ -14,8 +14,9 @@ from service.formats.weights import WeightsFileError, check_weights
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Job, Problem
 from service.jobs.spec.common import TERMINAL, Dependency, FileReference
-from service.jobs.spec.compile import CompileSpec, ExportedProgram
+from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
+from service.jobs.spec.program import ExportedProgram
 from service.jobs.spec.verify import FromOnnx
 
 _LONGEST_CHAIN = 64
@@ -72,7 +73,7 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
         elif job.state in TERMINAL - {"succeeded"}:
             yield Problem(needed.path, f"job {job.id} has {_describe_end(job.state)}", job.id, expected)
     for needed in spec.dependencies():
-        if needed.kind == "train":
+        if needed.kind == "train" and getattr(spec, "program", None) is None:
             try:
                 _behind(FromJob(job=needed.job_id), context.lookup)
             except _UnreadableError as error:
@@ -159,6 +160,8 @@ def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:
         job = lookup(model.job)
         if job is None or job.kind != "train":
             break
+        if job.spec.get("program") is not None:
+            raise _UnreadableError(f"job {job.id} trains a program, which is no model")
         try:
             model = _reference.validate_python(job.spec["model"])
         except ValidationError as error:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import ValidationError
 
 from service.jobs.checks.dependencies import resolve
-from service.jobs.plugins import CheckContext, ModelConfig
+from service.jobs.plugins import CheckContext, ModelConfig, ProgramConfig
 from service.jobs.records import Problem
 from service.jobs.spec.arithmetic import is_sharded
 from service.jobs.spec.compile import CompileSpec
+from service.jobs.spec.run import RunSpec
 from service.jobs.spec.train import TrainSpec
 
 GATE = "compile.gate"
 
 
-def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
+def check_gate(spec: TrainSpec | RunSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
     """Yield the parts of the job that the gate's job did not check; ``config`` is the job's own model.
 
     Ranks compare facts that only they know, such as the device.
@@ -26,21 +28,42 @@ def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContex
     checked = _spec_of(spec.compile.gate, context)
     if checked is None:  # the check of dependencies reports this, unless it is unknown
         return
-    if checked.model is None:
-        yield Problem(GATE, "it checks a program from a package", spec.compile.gate, "a compile job about this model")
+    ours, theirs = (_described(each) for each in (spec.program, checked.program))
+    if (ours is None) != (theirs is None):
+        it, wanted = ("a program from a package", "model") if ours is None else ("a model", "program")
+        yield Problem(GATE, f"it checks {it}", spec.compile.gate, f"a compile job about this {wanted}")
         return
+    if isinstance(spec, TrainSpec):
+        yield from _objectives(spec, checked)
+    yield from _phases(spec, checked)
+    yield from _differences(spec, checked)
+    if ours is not None and theirs is not None:
+        yield from _programs(ours, theirs)
+    elif isinstance(spec, TrainSpec):
+        yield from _models(spec, config, resolve(checked.model, context))
+
+
+def _described(program: ProgramConfig | None) -> dict[str, Any] | None:
+    return None if program is None else program.model_dump(mode="json")
+
+
+def _objectives(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
     if spec.objective != checked.objective:
         message = f"the gate's job checks the model under {checked.objective.name}"
         if spec.objective.name == checked.objective.name:
             message += " of other numbers"
         expected = "the objective of the gate's job, or another compile.gate"
         yield Problem("objective", message, str(spec.objective.model_dump(mode="json")), expected)
-    yield from _phases(spec, checked)
-    yield from _differences(spec, checked)
-    yield from _models(spec, config, resolve(checked.model, context))
 
 
-def _compiled_phases(spec: TrainSpec) -> list[str]:
+def _programs(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[Problem]:
+    for name in sorted(ours.keys() | theirs.keys()):
+        if (here := ours.get(name)) != (there := theirs.get(name)):
+            message = f"the gate's job ran with {there}, and this one has {here}"
+            yield Problem(f"program.{name}", message, here, f"{there}, or another compile.gate")
+
+
+def _compiled_phases(spec: TrainSpec | RunSpec) -> list[str]:
     return [phase for phase in ("train", "inference") if getattr(spec.compile, phase)]
 
 
@@ -54,7 +77,7 @@ def _spec_of(job_id: str, context: CheckContext) -> CompileSpec | None:
         return None
 
 
-def _phases(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
+def _phases(spec: TrainSpec | RunSpec, checked: CompileSpec) -> Iterator[Problem]:
     for phase in _compiled_phases(spec):
         if phase not in checked.phases:
             message = f"the gate's job checks {' and '.join(checked.phases)} only"
@@ -63,22 +86,26 @@ def _phases(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
         yield Problem(GATE, "it climbs no higher than eager, which compiles nothing", spec.compile.gate, "more modes")
 
 
-def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
+def _differences(spec: TrainSpec | RunSpec, checked: CompileSpec) -> Iterator[Problem]:
     ours, theirs = _known(spec), _known(checked)
     for path in ours.keys() & theirs.keys():
         if ours[path] != theirs[path]:
             message = f"the gate's job ran with {theirs[path]}, and this one has {ours[path]}"
             yield Problem(path, message, ours[path], f"{theirs[path]}, or another compile.gate")
     stages = spec.parallel.pp
-    if checked.parallel.pp not in {1, stages}:
+    if spec.program is None and checked.parallel.pp not in {1, stages}:
         message = f"the gate's job ran with {checked.parallel.pp}"
         yield Problem("parallel.pp", message, stages, f"{checked.parallel.pp}, or another compile.gate")
 
 
-def _known(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
-    """Return the facts that two jobs must share if both have them. A whole model may stand for its stages."""
+def _known(spec: TrainSpec | RunSpec | CompileSpec) -> dict[str, str | int | bool]:
+    """Return the facts that two jobs must share if both have them. A whole model may stand for its stages, a program
+    not.
+    """
     dimensions = ("dp_replicate", "dp_shard", "tp")
     known: dict[str, str | int | bool] = {f"parallel.{name}": getattr(spec.parallel, name) for name in dimensions}
+    if isinstance(spec, RunSpec) or spec.program is not None:
+        return known | {"parallel.pp": spec.parallel.pp}
     known |= {f"precision.{name}": value for name, value in spec.precision.model_dump().items()}
     known["activation_checkpoint"] = spec.activation_checkpoint
     if is_sharded(spec.parallel, spec.precision):

@@ -10,11 +10,11 @@ from pydantic import Field, TypeAdapter
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins.catalogue import Catalogue
 from service.jobs.records import FrozenModel
-from service.jobs.spec.compile import PROGRAMS
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.objective import OBJECTIVES
 from service.jobs.spec.optimizer import OPTIMIZERS
+from service.jobs.spec.program import PROGRAMS
 from service.jobs.spec.rate import SCHEDULES
 
 

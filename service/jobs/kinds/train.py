@@ -12,6 +12,7 @@ from service.jobs.checks.gate import check_gate
 from service.jobs.plugins import CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Job, Problem
 from service.jobs.spec.common import TERMINAL
+from service.jobs.spec.data import DataSpec
 from service.jobs.spec.families import TransformerConfig
 from service.jobs.spec.model import FromJob
 from service.jobs.spec.train import TrainSpec
@@ -20,16 +21,27 @@ from service.jobs.spec.train import TrainSpec
 def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
     """Yield every reason why this training job could never run."""
     config = resolve(spec.model, context)
-    yield from check_archive(spec.model, context)
     yield from check_gate(spec, config, context)
     yield from _check_resume(spec, config, context)
+    if spec.program is not None:
+        yield from (Problem(*reason) for reason in spec.program.check(spec))
+        yield from _check_evaluations(spec)
+    elif spec.data is not None:
+        yield from _check_model(spec, spec.data, config, context)
+
+
+def _check_model(
+    spec: TrainSpec, data: DataSpec, config: ModelConfig | None, context: CheckContext
+) -> Iterator[Problem]:
+    """Yield why the job's model could not be trained on this data; ``config`` is the model's, where it is known."""
+    yield from check_archive(spec.model, context)
     if config is not None:
         yield from check_package(config, spec.model, context)
         yield from check_mesh(spec.parallel, spec.stages, spec.model, config)
         yield from check_export(spec.export, config)
-        yield from check_data(spec.data, "data", spec.model, config)
-        yield from _check_sequence(spec, config)
-    yield from (Problem(*reason) for reason in spec.objective.check(spec, spec.data.gives))
+        yield from check_data(data, "data", spec.model, config)
+        yield from _check_sequence(spec, data, config)
+    yield from (Problem(*reason) for reason in spec.objective.check(spec, data.gives))
     yield from (Problem(*reason) for reason in spec.schedule.check(spec))
     yield from _check_evaluations(spec)
     yield from _check_batch(spec)
@@ -54,7 +66,7 @@ def _check_evaluations(spec: TrainSpec) -> Iterator[Problem]:
     if asked and (spec.evaluate.every is None or spec.evaluate.every >= spec.steps):
         message = f"{asked[0][0].partition('.')[0]} follows evaluations, and there is none before the last step"
         yield Problem("evaluate.every", message, spec.evaluate.every, f"a number of steps below {spec.steps}")
-    known = spec.objective.better(spec.data.gives)
+    known = {} if spec.data is None else spec.objective.better(spec.data.gives)  # only ranks know a program's
     for path, mode_path, metric, mode in asked:
         if known and metric not in known:
             yield Problem(path, "the objective evaluates no such metric", metric, f"one of {', '.join(known)}")
@@ -62,9 +74,9 @@ def _check_evaluations(spec: TrainSpec) -> Iterator[Problem]:
             yield Problem(mode_path, f"the better {metric} is the other one", mode, known[metric])
 
 
-def _check_sequence(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
+def _check_sequence(spec: TrainSpec, data: DataSpec, config: ModelConfig) -> Iterator[Problem]:
     """Yield why stages could not send a transformer's residual stream: each rank has a part of the tokens."""
-    gives, tp = spec.data.gives, spec.parallel.tp
+    gives, tp = data.gives, spec.parallel.tp
     if isinstance(config, TransformerConfig) and isinstance(gives, Tokens) and spec.stages > 1 and gives.sequence % tp:
         message = f"a pipeline sends parts of a sequence: {gives.sequence} does not divide by tp={tp}"
         yield Problem("data.sequence", message, gives.sequence, f"a multiple of {tp}")
@@ -105,14 +117,18 @@ def _check_resume(spec: TrainSpec, config: ModelConfig | None, context: CheckCon
     if config is not None and theirs is not None and config != theirs:
         got = {name: value for name, value in config if value != getattr(theirs, name, None)}
         yield Problem("model", f"job {job.id} trains another model", str(got), f"{{job: {job.id}}}, or its model")
+    name, first_name = (each and each.name for each in (spec.program, first.program))
+    if name is not None and name != first_name:
+        yield Problem("program.name", f"job {job.id} trains {first_name or 'a model'}", name, first_name or "a model")
     yield from _check_order(spec, first, job)
-    yield from _check_state(spec, first, job)
+    if spec.program is None:
+        yield from _check_state(spec, first, job)
     yield from _check_steps(spec, first, job, context)
 
 
 def _check_order(spec: TrainSpec, first: TrainSpec, job: Job) -> Iterator[Problem]:
     """Yield the changes that would reorder the samples of the resumed job."""
-    if spec.data != first.data:
+    if spec.data is not None and spec.data != first.data:
         got = spec.data.model_dump(mode="json", by_alias=True)
         yield Problem("data", f"job {job.id} trains on other data", str(got), f"its data, or model: {{job: {job.id}}}")
     if spec.seed != first.seed:

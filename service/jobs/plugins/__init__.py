@@ -17,7 +17,7 @@ point, whose name jobs use::
     [project.entry-points."trivet.schedules"]
     triangle = "example.declared:SCHEDULE"      # a ScheduleKind
     [project.entry-points."trivet.programs"]
-    allocator = "example.declared:PROGRAM"      # a ProgramKind, to be compile-checked
+    allocator = "example.declared:PROGRAM"      # a ProgramKind
     [project.entry-points."trivet.kinds"]
     estimate = "example.declared:KIND"          # a JobKind
 
@@ -27,7 +27,7 @@ declared alike (``service.jobs.spec.families``, ``service.jobs.spec.data``, ``se
 ``service.jobs.spec.optimizer``, ``service.jobs.spec.rate``, ``service.jobs.kinds``) and are examples to read. A
 family's module is a chain of blocks (``service.models.registry.Model``). Its divided layers are those of
 ``service.parallel.tensor``; whatever else holds parameters is wrapped in ``OnEveryRank`` there. A program is a
-``service.compilation.program.Program``.
+``service.models.program.Program``.
 
 A package is the operator's choice: it runs with all rights of the service. An unusable package (a failed
 import, a taken name, a wrong type) is logged and listed as unavailable, and stops nothing else.

@@ -244,7 +244,7 @@ class ProgramConfig(Strict):
     name: str
 
     def check(self, spec: Any) -> list[Reason]:
-        """Return reasons why the job that names it, a ``CompileSpec``, cannot run it, as on the mesh or in the phases
-        that it asks for.
+        """Return reasons why the job that names it cannot run it, as on the mesh or in the phases that it asks for:
+        a ``CompileSpec``, a ``TrainSpec`` or a ``RunSpec``, by its ``kind``.
         """
         return []

@@ -3,7 +3,7 @@ call.
 
 The dotted functions are typed where torch may be imported: ``service.models.registry.Builder``,
 ``service.models.data.Loader``, ``service.objectives.Factory``, ``service.training.optimizers.Factory``,
-``service.compilation.program.Maker`` and ``service.jobs.runtime.Runner``.
+``service.models.program.Maker`` and ``service.jobs.runtime.Runner``.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class ScheduleKind(Declaration):
 
 @dataclass(frozen=True)
 class ProgramKind(Declaration):
-    """``maker(config, site)`` makes the program of a compile job: modules, and steps that use them."""
+    """``maker(config, site)`` makes a program to be checked and trained: modules, and steps that use them."""
 
     group = "trivet.programs"
     tag = "name"

@@ -2,52 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from service.jobs.plugins import ProgramConfig, ProgramKind, Reason
-from service.jobs.plugins.catalogue import catalogue
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.common import CommonSpec, Dependency, FileId, Strict, disagreement
+from service.jobs.spec.common import CommonSpec, Dependency, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
+from service.jobs.spec.program import ProgramRef
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
-
-
-class ExportedProgram(ProgramConfig):
-    """A module from a notebook, as ``client.compile_check(module, example)`` exports and uploads it: its graphs, its
-    tensors and an example, in one safetensors file.
-    """
-
-    name: Literal["exported"] = "exported"
-    file: FileId = Field(description="the id of an uploaded export")
-
-    def check(self, spec: CompileSpec) -> list[Reason]:
-        """Return why the job cannot run it: it has one rank."""
-        if spec.parallel.world_size == 1:
-            return []
-        message = f"an exported module runs on one rank, and {spec.parallel.arithmetic}"
-        return [("parallel", message, spec.parallel.world_size, "1")]
-
-
-PROGRAMS = catalogue(
-    ProgramKind, (ProgramKind(ExportedProgram, "service.compilation.program.exported:exported_program"),)
-)
-
-
-if TYPE_CHECKING:
-    ProgramRef = ProgramConfig
-else:
-    _several = Field(discriminator=PROGRAMS.tag) if len(PROGRAMS.provided) > 1 else Field()
-    ProgramRef = Annotated[
-        PROGRAMS.union(),
-        _several,
-        BeforeValidator(PROGRAMS.refuse_unavailable),
-        BeforeValidator(PROGRAMS.read_name),
-    ]
-
 
 Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]
 Phase = Literal["train", "inference"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from service.jobs.plugins import Better
 from service.jobs.spec.arithmetic import ActivationCheckpoint, CompileChoice, DtypeName, PrecisionSpec
@@ -14,6 +15,7 @@ from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, Step, jobs_of
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 from service.jobs.spec.optimizer import AdamWConfig, OptimizerSpec
+from service.jobs.spec.program import ProgramRef
 from service.jobs.spec.rate import CosineDecay, ScheduleSpec, StopSpec
 from service.schedules import GENERATORS
 
@@ -133,12 +135,30 @@ class ResumeSpec(Strict):
     step: Step = Field("latest", description="the step of one of its checkpoints, or latest")
 
 
+_OF_A_MODEL = (
+    *("model", "data", "objective", "optimizer", "schedule", "batch", "precision", "sharding"),
+    *("activation_checkpoint", "pipeline"),
+)
+
+
 class TrainSpec(CommonSpec):
-    """Train ``model`` on ``data`` for ``steps`` optimizer steps over the ranks of ``parallel``."""
+    """Train ``model`` on ``data`` for ``steps`` optimizer steps over the ranks of ``parallel``, or an installed
+    ``program``, which brings its own.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"x-needed": ["model", "data"]})  # for forms: without a program
 
     kind: Literal["train"] = Field("train", description="a training job")
-    model: ModelRef = Field(description="the model: a family with its sizes, or weights to start from")
-    data: DataSpec = Field(description="the data to learn from")
+    program: ProgramRef | None = Field(
+        None,
+        exclude_if=lambda program: program is None,  # a worker of an older version does not know the field
+        description="in place of model and data: a program of several modules and their steps, from an installed "
+        "package",
+    )
+    model: ModelRef | None = Field(
+        None, validate_default=True, description="the model: a family with its sizes, or weights to start from"
+    )
+    data: DataSpec | None = Field(None, validate_default=True, description="the data to learn from")
     objective: ObjectiveSpec = CrossEntropy()
     optimizer: OptimizerSpec = Field(AdamWConfig(), description="the optimizer, and which parameters it updates how")
     schedule: ScheduleSpec = Field(
@@ -199,3 +219,24 @@ class TrainSpec(CommonSpec):
         resumed = () if self.resume is None else (Dependency("resume.job", self.resume.job, "train", self.resume.step),)
         gate = () if self.gate_job is None else (Dependency("compile.gate", self.gate_job, "compile"),)
         return (*jobs_of(self.model), *resumed, *gate, *super().dependencies())
+
+    @field_validator("model", "data")
+    @classmethod
+    def _needed_without_a_program(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("program", "one that is wrong") is None:
+            raise PydanticKnownError("missing")
+        return value
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> TrainSpec:
+        if self.program is None:
+            return self
+        fields = type(self).model_fields
+        for name in _OF_A_MODEL:
+            if getattr(self, name) != fields[name].default:
+                message = "it describes a model; a program brings its own, in the fields of program"
+                raise disagreement(name, message, self.model_dump(mode="json")[name], "none beside program")
+        for name, got in (("evaluate.samples", self.evaluate.samples), ("export.huggingface", self.export.huggingface)):
+            if got is not None:
+                raise disagreement(name, "it is for models, and a program is trained", got, "null beside program")
+        return self

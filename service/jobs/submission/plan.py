@@ -45,8 +45,8 @@ class Plan:
 
 
 def plan(spec: TrainSpec) -> Plan | None:
-    """Return the plan of one optimizer step; ``None`` when the spec has no pipeline."""
-    if spec.parallel.pp == 1:
+    """Return the plan of one optimizer step; ``None`` when the spec has no pipeline, or one of a program's own."""
+    if spec.parallel.pp == 1 or spec.program is not None:
         return None
     pipeline = spec.pipeline
     schedule = generator(pipeline.schedule)(spec.parallel.pp, pipeline.stages_per_rank, spec.micro_batches)

@@ -57,6 +57,11 @@ class Invocation:
     thread: str
     shapes: Shapes
 
+    @property
+    def shape(self) -> str:
+        """Return the shapes in words, such as ``[6, 4] [4]``."""
+        return " ".join(str(list(shape)) for shape in self.shapes)
+
 
 class CallCounter:
     """Counts calls of modules, by how they were called; any thread may add."""

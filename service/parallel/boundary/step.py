@@ -35,10 +35,15 @@ class StepBoundary:
         self._names = {id(module): name for name, module in self.modules.items()}
         self._calls_made, self._pending = CallCounter(), PendingBackwards()
         self._watch: StepWatch | None = None
+        self._next_watch: StepWatch | None = None
         self._compiled: frozenset[str] | None = None
 
-    def step_boundary(self, watch: StepWatch | None = None) -> None:
-        """Begin a step, which ``watch`` records: nothing of the previous one is needed any more.
+    def watch_next(self, watch: StepWatch) -> None:
+        """Let ``watch`` record the step that begins next."""
+        self._next_watch = watch
+
+    def step_boundary(self) -> None:
+        """Begin a step: nothing of the previous one is needed any more.
 
         Raises :class:`PendingBackwardError`, naming both places, if a backward is still to run.
         """
@@ -47,9 +52,9 @@ class StepBoundary:
         if self._compiled is None:
             self._compiled = frozenset(name for name, module in self.modules.items() if is_compiled(module))
         self.step += 1
-        self._watch = watch
-        if watch is not None:
-            watch.step = self.step
+        self._watch, self._next_watch = self._next_watch, None
+        if self._watch is not None:
+            self._watch.step = self.step
         if self._compiled:
             # Without a compiled module there is nothing to mark, and the mark would import all of Inductor.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from service.compilation.program.exported import exported_program
 from service.compilation.program.model import MODEL, ModelProgram
 from service.jobs.files import DataLayout
 from service.jobs.spec.common import ParallelSpec
-from service.jobs.spec.compile import ExportedProgram
+from service.jobs.spec.program import ExportedProgram
 from service.parallel import mesh
 from trivet import ModuleRefused
 from trivet.exporting import write_exported

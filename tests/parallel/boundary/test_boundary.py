@@ -129,7 +129,8 @@ def audited(model: nn.Module, use: Any, kept: tuple[str, ...] = ()) -> list[Held
     for number, watch in enumerate(watches):
         if number > 1:
             found += watches[number - 2].outliving()
-        boundary.step_boundary(watch)
+        boundary.watch_next(watch)
+        boundary.step_boundary()
         with torch.no_grad():
             use(boundary.boundary_call(model, torch.ones(2, 4)))
     return found
@@ -170,14 +171,16 @@ def test_an_output_in_the_memory_of_an_input_is_nobodys_result(marks: Marks) -> 
     module.compile(backend="eager")
     x, watch = torch.ones(2, 4), StepWatch()
     boundary = StepBoundary({"model": module})
-    boundary.step_boundary(watch)
+    boundary.watch_next(watch)
+    boundary.step_boundary()
     boundary.boundary_call(module, x)
     assert not watch.outliving()
 
 
 def test_local_variables_are_named_as_holders_and_not_prolonged(marks: Marks, model: nn.Module) -> None:
     boundary, watch = StepBoundary({"model": model}), StepWatch()
-    boundary.step_boundary(watch)
+    boundary.watch_next(watch)
+    boundary.step_boundary()
     with torch.no_grad():
         scores = boundary.boundary_call(model, torch.ones(2, 4))
     (held,) = watch.outliving()
@@ -191,7 +194,8 @@ def test_looking_for_holders_leaves_the_variables_of_a_program_alone(model: nn.M
     boundary, watch = StepBoundary({"model": model}), StepWatch()
     kept: list[Tensor] = []
     mine = locals()
-    boundary.step_boundary(watch)
+    boundary.watch_next(watch)
+    boundary.step_boundary()
     for _ in range(3):
         with torch.no_grad():
             kept.append(boundary.boundary_call(model, torch.ones(2, 4)))

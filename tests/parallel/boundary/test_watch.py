@@ -35,7 +35,8 @@ class Model(nn.Module):
 def watched(model: nn.Module) -> StepWatch:
     """A step of three forwards with their backwards, and a call that the watch does not see."""
     boundary, watch = StepBoundary({"model": model}), StepWatch(parts_of(model))
-    boundary.step_boundary(watch)
+    boundary.watch_next(watch)
+    boundary.step_boundary()
     with watch.over():
         for _ in range(3):
             boundary.boundary_call(model, torch.ones(2, 4)).sum().backward()

@@ -91,12 +91,14 @@ function compiled(job) {
 /** @param {Job} job @param {HTMLElement[] | null} needs @param {HTMLElement[] | null} compiling @returns {[string, import("../ui/dom.js").Child | import("../ui/dom.js").Child[] | null][]} */
 function facts(job, needs, compiling) {
   const labels = labelChips(job.labels);
+  const eager = Object.entries(job.result?.eager ?? {});
   return [
     ["Runs on", job.placement.length ? job.placement.map(share) : null],
     ["Parallel", job.children ? null : mesh(job.spec.parallel)],
     ["Needs", needs],
     ["Sweep", job.sweep ? h("a", { href: `/jobs/${encodeURIComponent(job.sweep)}` }, job.sweep) : null],
     ["Compiled", compiling],
+    ["Went on in eager", eager.length ? eager.map(([phase, why]) => h("div", {}, `${phase}: ${why}`)) : null],
     ["Labels", labels.length ? [h("span", { class: "chips" }, ...labels)] : null],
     ["Attempt", job.children ? null : String(job.attempt)],
     ["Priority", String(job.priority)],

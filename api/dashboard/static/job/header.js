@@ -52,7 +52,7 @@ export class Header {
   /** @param {Job} job */
   showOnward(job) {
     const id = encodeURIComponent(job.id);
-    const isModel = job.kind === "train" && !job.children && isTerminal(job.state);
+    const isModel = job.kind === "train" && !job.spec.program && !job.children && isTerminal(job.state);
     setAttribute(/** @type {Element} */ (this.again), "href", `/submit?from=${id}`);
     for (const [link, kind] of /** @type {const} */ ([[this.verify, "verify"], [this.compile, "compile"]])) {
       if (!link) continue;

@@ -26,7 +26,7 @@ export class Layout extends Section {
 
   /** Which stages a rank of a training's pipeline has depends on the schedule. @param {Job} job */
   async fetch(job) {
-    if (job.kind !== "train" || (degrees(job).pp ?? 1) === 1 || this.stages.length) return;
+    if (job.kind !== "train" || job.spec.program || (degrees(job).pp ?? 1) === 1 || this.stages.length) return;
     const plan = await call(jobPath(job.id, "/schedule"));
     this.stages = plan.rows.map((/** @type {{stages: number[]}} */ row) => row.stages);
     this.show(job);

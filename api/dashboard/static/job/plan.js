@@ -15,6 +15,9 @@ import { Section } from "./section.js";
 /** Bubbles that differ by no more are the same. */
 const NEAR = 0.02;
 
+/** Whether the service schedules its pipeline: a program schedules its steps itself. @param {import("../lib/types.js").Job} job */
+const hasPlan = (job) => !job.spec.program && (job.spec.parallel?.pp ?? 1) > 1;
+
 export class PipelinePlan extends Section {
   constructor() {
     super("Pipeline schedule", "plan");
@@ -29,12 +32,12 @@ export class PipelinePlan extends Section {
 
   /** @param {import("../lib/types.js").Job} job */
   show(job) {
-    this.element.hidden = !((job.spec.parallel?.pp ?? 1) > 1);
+    this.element.hidden = !hasPlan(job);
   }
 
   /** A plan never changes. @param {import("../lib/types.js").Job} job */
   async fetch(job) {
-    if (this.fetched || !((job.spec.parallel?.pp ?? 1) > 1)) return;
+    if (this.fetched || !hasPlan(job)) return;
     const plan = /** @type {Plan} */ (await call(jobPath(job.id, "/schedule")));
     this.fetched = true;
     this.remark(`${plan.schedule}, as planned · in units of one forward`);

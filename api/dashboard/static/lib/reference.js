@@ -1,6 +1,6 @@
 /** A kind's JSON Schema as a list of its fields, nested ones below their parents, for people to look up. Pure. */
 
-import { COMMON, forms, resolved, variant } from "./schema.js";
+import { COMMON, forms, neededIn, resolved, variant } from "./schema.js";
 
 /** @typedef {import("./schema.js").Schema} Schema */
 
@@ -28,7 +28,7 @@ export function entries(root) {
 
 /** @param {Schema} schema @param {Schema} root @param {string} path @param {number} depth @returns {Entry[]} */
 function inside(schema, root, path, depth) {
-  const needed = new Set(schema.required ?? []);
+  const needed = new Set(neededIn(schema));
   return Object.entries(schema.properties ?? {}).flatMap(([name, given]) => {
     const own = resolved(given, root);
     const all = forms(own, root);

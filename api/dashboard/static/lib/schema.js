@@ -59,10 +59,17 @@ export const fieldsOf = (root) => inside(root, root, "", 0);
  * @returns {Field[]}
  */
 export function inside(schema, root, path, depth) {
-  const needed = new Set(schema.required ?? []);
+  const needed = new Set(neededIn(schema));
   return Object.entries(schema.properties ?? {}).map(([name, each]) =>
     field(each, root, path ? `${path}.${name}` : name, name, needed.has(name), depth));
 }
+
+/**
+ * The fields that an object needs, those too that something rarer may stand for.
+ * @param {Schema} schema
+ * @returns {string[]}
+ */
+export const neededIn = (schema) => [...(schema.required ?? []), ...(schema["x-needed"] ?? [])];
 
 /** @param {Schema} given @param {Schema} root @param {string} path @param {string} name @param {boolean} required @param {number} depth @returns {Field} */
 function field(given, root, path, name, required, depth) {

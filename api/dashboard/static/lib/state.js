@@ -106,6 +106,7 @@ export function dependencies(job) {
   const found = new Map();
   const spec = job.spec ?? {};
   if (spec.model?.job) found.set(spec.model.job, "model");
+  if (spec.weights?.job) found.set(spec.weights.job, "weights");
   if (spec.compile?.gate) found.set(spec.compile.gate, "compile gate");
   for (const id of spec.after ?? []) if (!found.has(id)) found.set(id, "runs after");
   return [...found].map(([id, why]) => ({ id, why }));

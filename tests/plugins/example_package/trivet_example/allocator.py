@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from service.compilation.program import Parts, Site, Step
+from service.models.program import Parts, Site, Step
 from service.parallel.boundary import StepBoundary
 from trivet_example.declared import AllocatorProgram
 
@@ -50,8 +50,8 @@ class Allocator:
         optimizer = torch.optim.SGD([*encoder.parameters(), *scorer.parameters()], lr=0.1)
         return Parts({"encoder": encoder, "scorer": scorer}, ("encoder", "scorer"), (optimizer,), dtype)
 
-    def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
-        """Several forwards of the scorer, one backward."""
+    def train(self, parts: Parts, boundary: StepBoundary, first: int = 0) -> Iterator[Step]:
+        """Several forwards of the scorer, one backward; nothing in a step depends on how many were done before."""
         (optimizer,) = parts.optimizers
         while True:
             boundary.step_boundary()
@@ -78,6 +78,11 @@ class Allocator:
                     scores = boundary.boundary_call(parts.modules["scorer"], encoded, chosen)
                     chosen = encoded[scores.argmax()]
             yield Step(outputs={"scores": scores, "chosen": chosen})
+
+    def evaluate(self, parts: Parts, boundary: StepBoundary) -> dict[str, float]:
+        """Return how far the scores are from what the items are worth."""
+        scores = next(self.inference(parts, boundary)).outputs["scores"]
+        return {"error": float((scores - self.items.sum(-1)).square().mean())}
 
 
 def allocator(config: AllocatorProgram, site: Site) -> Allocator:

@@ -1,0 +1,140 @@
+"""Runs the loop of a program's training, which the program itself steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from service.jobs.runtime import Stopwatch
+from service.jobs.spec.train import TrainSpec
+from service.models.program import Step
+from service.parallel.distributed import peak_memory_gib
+from service.training.base_loop import BaseLoop
+from service.training.gradients import check_weights
+from service.training.journal import Journal, layout
+from service.training.programs.setup import FIRST, PreparedProgram, takes
+from service.training.programs.state import ProgramCheckpoints
+from service.training.programs.steps import ProgramSteps
+from service.training.publishing import publish_weights
+from service.training.step_totals import RankShare, StepReduction, StepTotals
+
+_LOSS, _EVALUATION = "loss", "eval_"
+
+
+class ProgramLoop(BaseLoop):
+    """Runs a prepared training of a program. Its errors name the program and the step."""
+
+    go_on = (
+        "change what makes it diverge, in the fields of program, and go on from the last checkpoint by a new job with "
+        "resume: {job: ID}"
+    )
+
+    def __init__(self, spec: TrainSpec, training: PreparedProgram) -> None:
+        journal = Journal(spec, training.context)
+        checkpoints = ProgramCheckpoints(spec, training, journal.saved)
+        super().__init__(spec, training.context, training.device, checkpoints, journal)
+        self.training = training
+        self.resumes = takes(training.program.train, FIRST)
+        self._steps: ProgramSteps | None = None
+
+    def begin(self) -> None:
+        self.journal.begin(
+            self.step, [f"program: {self.training.described}", f"layout: {layout(self.spec, self.device)}"]
+        )
+        if not self.resumes and self.context.rank == 0:
+            self.context.report.log(f"it cannot go on from a step, since its train() takes no {FIRST}: no checkpoints")
+
+    def advance(self) -> StepTotals:
+        training, watch, eager = self.training, Stopwatch(), self.training.calls.eager
+        begins, steps = self._steps is None, self._steps or ProgramSteps(self.training, "train", self.step)
+        self._steps = steps
+        with self._step_span("step"):
+            losses = self._losses(steps.run(self.step))
+        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = sum((value.detach().double().reshape(()).to(self.device) for value in losses.values()), zero)
+        totals = self._reduce(total).read(self.step + 1)
+        if totals.unsaved:
+            self.checkpoints.saver.wait()
+        if begins:
+            self.checkpoints.about()  # whatever a checkpoint would lose is refused here, and not at its time
+        metrics = {name: value.item() for name, value in losses.items()}
+        metrics = {_LOSS: total.item(), **metrics, "step_ms": watch.seconds * 1e3, "memory_gib": totals.memory_gib}
+        if training.compile_modes:
+            metrics["eager_calls"] = training.calls.eager - eager
+        self._end_step(totals, metrics[_LOSS], metrics)
+        return totals
+
+    def save(self) -> None:
+        if self.training.parts.members() and (
+            self.resumes or self.step == self.spec.steps or self.early_end() is not None
+        ):
+            super().save()
+
+    def check_state(self) -> None:
+        values = self.training.parts.members().values()
+        check_weights([value for value in values if isinstance(value, nn.Parameter)], self.step, self.device)
+
+    def measure(self) -> dict[str, float]:
+        training = self.training
+        evaluate = getattr(training.program, "evaluate", None)
+        if evaluate is None:
+            return {}
+        training.seed("evaluation", self.step)
+        parts = [part for module in training.parts.modules.values() for part in module.modules()]
+        were = [part.training for part in parts]
+        with (
+            training.usage.evaluation(self.step),
+            training.blame.of(f"the evaluation after step {self.step}"),
+            training.calls.phase("inference"),
+            torch.set_grad_enabled(torch.is_grad_enabled()),
+        ):
+            found: Mapping[str, Any] = evaluate(training.parts, training.boundary)
+            measured = {f"{_EVALUATION}{name.removeprefix(_EVALUATION)}": float(value) for name, value in found.items()}
+        for part, was in zip(parts, were, strict=True):
+            part.training = was
+        return _of_first_rank(measured)
+
+    def publish(self) -> None:
+        if self.training.parts.members():
+            about = {"program": self.training.config.model_dump(mode="json"), "origin": self.training.origin}
+            publish_weights(self.context, self.step, about)
+
+    def facts(self) -> dict[str, Any]:
+        return self.training.facts()
+
+    def _losses(self, step: Step) -> dict[str, Tensor]:
+        blame, doing = self.training.blame, f"train step {self.step + 1}"
+        if not step.losses and self.context.rank == 0:
+            raise blame.error(doing, "it yields no loss; expected Step(losses={name: a tensor of one number})")
+        for name, value in step.losses.items():
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise blame.error(doing, f"its loss {name!r} is of {got}; expected a tensor of one number")
+        return dict(step.losses)
+
+    def _reduce(self, loss: Tensor) -> StepReduction:
+        use = self.meter.latest
+        return StepReduction(
+            RankShare(
+                loss=loss,
+                squared_norm=torch.zeros((), dtype=torch.float64, device=self.device),
+                stop=self.context.should_stop(),
+                unsaved=self.checkpoints.saver.has_failed,
+                memory_gib=peak_memory_gib(self.device),
+                device_busy=use.busy,
+                held_gib=use.held_gib,
+                power_w=use.power_w,
+            )
+        )
+
+
+def _of_first_rank(measured: dict[str, float]) -> dict[str, float]:
+    """Return the numbers of the first rank on all: they are reported, and ranks that follow them end together."""
+    found = [measured]
+    if dist.is_initialized():
+        dist.broadcast_object_list(found, src=0)
+    return found[0]

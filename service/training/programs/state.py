@@ -1,0 +1,175 @@
+"""Saves the state of a program's training: its modules and optimizers, whatever those keep, by the modules' names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from service.jobs.plugins import Evaluation
+from service.jobs.spec.train import TrainSpec
+from service.models import WeightsError
+from service.parallel import checkpoint
+from service.parallel.checkpoint import Checkpoint
+from service.training.checkpoints import MODEL_PREFIX, Checkpoints
+from service.training.programs.failures import LackingError
+from service.training.programs.setup import PreparedProgram
+
+T = TypeVar("T")
+_OPTIMIZERS = "optimizers"
+_Plain = str | int | float | bool | None
+
+
+class ProgramCheckpoints(Checkpoints):
+    """The checkpoints of a program's training. Raises :class:`LackingError` for state that they would lose."""
+
+    def __init__(self, spec: TrainSpec, training: PreparedProgram, tell: Callable[[Checkpoint], None]) -> None:
+        super().__init__(spec, training.context, training.device, tell)
+        self._training = training
+        self._names = {id(value): name for name, value in training.parts.members().items()}
+        for index, optimizer in enumerate(training.parts.optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._name(index, optimizer, parameter)
+
+    def state(self) -> dict[str, Tensor]:
+        state = {f"{MODEL_PREFIX}{name}": value.detach() for name, value in self._training.parts.members().items()}
+        for index, optimizer in enumerate(self._training.parts.optimizers):
+            for parameter, kept in optimizer.state.items():
+                name = self._name(index, optimizer, parameter)
+                tensors = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
+                state |= {f"optimizer.{index}.{key}.{name}": value for key, value in tensors.items()}
+        return state
+
+    def save(self, step: int, loss: float, evaluations: Sequence[Evaluation]) -> None:
+        self._check_alike()
+        super().save(step, loss, evaluations)
+
+    def _check_alike(self) -> None:
+        """Raise :class:`LackingError` on every rank for a whole tensor that ranks have by one name, and that differs:
+        a checkpoint has one of each.
+        """
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return
+        plain = {name: value for name, value in self.state().items() if not isinstance(value, DTensor)}
+        sums: list[dict[str, str]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(sums, {name: _checksum(value) for name, value in plain.items()})
+        for name in dict.fromkeys(name for own in sums for name in own):
+            if len({own[name] for own in sums if name in own}) > 1:
+                raise LackingError(
+                    f"program {self._training.config.name!r}: {name.removeprefix(MODEL_PREFIX)} differs between ranks; "
+                    "a checkpoint holds what is equal on all, or a DTensor"
+                )
+
+    def about(self) -> dict[str, Any]:
+        optimizers = self._training.parts.optimizers
+        return {
+            "program": self._training.config.model_dump(mode="json"),
+            "package": self._training.origin["program.package"],
+            "parallel": self._spec.parallel.model_dump(),
+            _OPTIMIZERS: [self._described(index, optimizer) for index, optimizer in enumerate(optimizers)],
+        }
+
+    def load(self, found: Checkpoint | None) -> None:
+        """Raises :class:`WeightsError` for a checkpoint of other modules or optimizers."""
+        if found is None:
+            return
+        try:
+            self._make_optimizer_states(found.meta[_OPTIMIZERS])
+            checkpoint.load(found.path, self.state())
+        except (KeyError, ValueError) as error:
+            own = f"{self._training.config.name} of {self._training.origin['program.package']}"
+            made_by = f"made by {found.meta.get('package')}"
+            raise WeightsError(
+                f"the checkpoint of step {found.step}, {made_by}, does not fit program {own}: {error}"
+            ) from error
+
+    def _make_optimizer_states(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Give each optimizer the settings and the form of state that were saved, to be loaded into."""
+        parameters = self._training.parts.members()
+        for optimizer, described in _paired(self._training.parts.optimizers, saved, "optimizers"):
+            for group, values in _paired(optimizer.param_groups, described["groups"], "groups of an optimizer"):
+                group |= {key: _like(group.get(key), value) for key, value in values.items()}
+            for name, kept in described["state"].items():
+                parameter = parameters[name]
+                optimizer.state[parameter] = {key: _made(value, parameter) for key, value in kept.items()}
+
+    def _described(self, index: int, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the settings of an optimizer, and the form of what it keeps for each parameter."""
+        where = f"optimizer {index} ({type(optimizer).__name__})"
+        groups = [
+            {key: _plain(value, f"{where} has the setting {key!r}") for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        state = {
+            self._name(index, optimizer, parameter): {
+                key: _form(value, parameter) if isinstance(value, Tensor) else _plain(value, f"{where} keeps {key!r}")
+                for key, value in kept.items()
+            }
+            for parameter, kept in optimizer.state.items()
+        }
+        return {"groups": groups, "state": state}
+
+    def _name(self, index: int, optimizer: Optimizer, parameter: Tensor) -> str:
+        try:
+            return self._names[id(parameter)]
+        except KeyError:
+            raise LackingError(
+                f"program {self._training.config.name!r}: optimizer {index} ({type(optimizer).__name__}) has a tensor "
+                f"of shape {list(parameter.shape)} that is in none of the modules "
+                f"{', '.join(self._training.parts.modules)}: a checkpoint would lose it"
+            ) from None
+
+
+def _paired(here: Sequence[T], saved: Sequence[Any], what: str) -> Iterator[tuple[T, Any]]:
+    if len(here) != len(saved):
+        raise ValueError(f"it has {len(saved)} {what}, and here are {len(here)}")
+    return zip(here, saved, strict=True)
+
+
+def _checksum(value: Tensor) -> str:
+    exact = value.detach().double()
+    return f"{list(value.shape)} {exact.sum().item()!r} {exact.square().sum().item()!r}"
+
+
+def _form(value: Tensor, parameter: Tensor) -> dict[str, Any]:
+    like = value.shape == parameter.shape
+    on_host = value.device.type == "cpu"
+    return {
+        "shape": None if like else list(value.shape),
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "cpu": on_host,
+    }
+
+
+def _made(form: Any, parameter: Tensor) -> Any:
+    """Return a tensor of a saved form, to be loaded into; any other value as it is."""
+    if not isinstance(form, Mapping):
+        return form
+    dtype = getattr(torch, form["dtype"])
+    if form["shape"] is None:
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.zeros(form["shape"], dtype=dtype, device="cpu" if form["cpu"] else parameter.device)
+
+
+def _plain(value: object, which: str) -> Any:
+    """Return a value as JSON holds it. Raises :class:`LackingError` for anything else."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, _Plain):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(each, _Plain) for each in value):
+        return list(value)
+    raise LackingError(f"{which}, a {type(value).__name__}: a checkpoint holds tensors and numbers")
+
+
+def _like(present: object, saved: Any) -> Any:
+    """Return a saved setting in the type of the present one."""
+    if isinstance(present, Tensor):
+        return present.fill_(saved)
+    return tuple(saved) if isinstance(present, tuple) else saved
