@@ -20,6 +20,8 @@ from service.training.setup import Training
 
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."
+_BEHIND = "behind"
+"""Where a checkpoint's description has the optimizer's counts that are not its step."""
 Named = TypeVar("Named", bound=Tensor)
 PassOver = Callable[[Checkpoint, str], None]
 """Is told of a damaged checkpoint, and what is wrong with it."""
@@ -47,7 +49,9 @@ class Checkpoints:
         training = self._training
         own = newest_checkpoint(training.context.paths.checkpoints, training.device, pass_over=self._discard)
         newest = own or self._of_resumed_job()
-        self._optimizer.prime(training.optimizer, newest.step if newest else 0)
+        behind = newest.meta.get(_BEHIND, {}) if newest else {}
+        counts: dict[Tensor, int] = {each: behind[name] for name, each in self._parameters() if name in behind}
+        self._optimizer.prime(training.optimizer, newest.step if newest else 0, counts)
         self.saver.expect(self._state())
         self._say_what_is_not_whole(training.context.paths.checkpoints, own)
         if newest is None:
@@ -92,8 +96,23 @@ class Checkpoints:
     def save(self, step: int, loss: float) -> None:
         """Take a checkpoint; its write may end later."""
         config = self._training.config.model_dump(mode="json")
-        self.saver.save(step, self._state(), {"model": config, **self._training.origin, "loss": loss})
+        meta = {"model": config, **self._training.origin, "loss": loss, _BEHIND: self._behind(step)}
+        self.saver.save(step, self._state(), meta)
         self.saved_step = step
+
+    def _behind(self, step: int) -> dict[str, int]:
+        """Return, by name, the optimizer's counts of parameters that lacked a gradient in a step; all ranks call it."""
+        counts = self._optimizer.behind(self._training.optimizer, step)
+        own = {name: counts[each] for name, each in self._parameters() if each in counts}
+        if not dist.is_initialized():
+            return own
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+        return {name: count for each in found for name, count in each.items()}
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for stage in self._training.stages.values():
+            yield from global_parameters(stage)
 
     def _state(self) -> dict[str, Tensor]:
         training = self._training

@@ -18,6 +18,7 @@ from service.models.plain import PlainModel
 from service.parallel import checkpoint
 from service.parallel.batch_norm import average_statistics
 from service.parallel.distributed import peak_memory_gib
+from service.parallel.fsdp import PartlyUsed
 from service.training.checkpoints import Checkpoints
 from service.training.gradients import (
     NonFiniteError,
@@ -54,13 +55,15 @@ class Loop:
         copies = set(map(id, training.tied.copies))  # a tied parameter counts once in the norm of the whole model
         self.counted = [parameter for parameter in self.parameters if id(parameter) not in copies]
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
+        dp = training.mesh.dp
+        plain = [stage for stage in training.stages.values() if isinstance(stage, PlainModel)] if dp.group else []
+        self.partly_used = [PartlyUsed(stage, dp.group) for stage in plain]
         self.step = 0
         self.reported_undivided = False
         self.journal = Journal(training)
         self.meter = DeviceMeter(training.device)
         self.checkpoints = Checkpoints(training, self.journal.saved)
-        dp, train = training.mesh.dp, training.dataset.train
-        self.feed = open_feed(train, training.order, dp.rank, dp.size, training.device)
+        self.feed = open_feed(training.dataset.train, training.order, dp.rank, dp.size, training.device)
         self.loss = float("nan")
         self.watch = Stopwatch()
         self.history = History(self.context.paths.artifacts / "metrics.parquet", 0)
@@ -92,9 +95,12 @@ class Loop:
     def train(self) -> bool:
         """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
         self._make_up_evaluation()
+        first = self.step + 1
         while self.step < self.spec.steps:
             if self.advance().stop and self.step < self.spec.steps:
                 return False
+            if self.step == first:
+                self._check_state()
             if _due(self.step, self.spec.checkpoint.every):
                 self.save()
             if self._evaluation_due():
@@ -110,12 +116,16 @@ class Loop:
         if self.checkpoints.saved_step == self.step:
             return
         check_weights(self.parameters, self.step, self.training.device)
-        for stage in self.training.stages.values():
-            if isinstance(stage, PlainModel):
-                stage.check_buffers()
+        self._check_state()
         with self._span("checkpoint", step=self.step):
             self.checkpoints.save(self.step, self.loss)
             checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")
+
+    def _check_state(self) -> None:
+        """Raise ``ValueError`` for what a step has changed and checkpoints do not hold."""
+        for stage in self.training.stages.values():
+            if isinstance(stage, PlainModel):
+                stage.check_state()
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics over the test split, reported at this step. Raises :class:`NonFiniteError`."""
@@ -176,6 +186,8 @@ class Loop:
     def _update(self, loss: torch.Tensor, rate: float) -> StepReduction:
         """Agree on loss and gradient norm over the mesh, clip, and let AdamW step."""
         self.training.tied.sum_gradients()
+        for model in self.partly_used:
+            model.settle()
         gradients, optimizer = present(self.parameters), self.training.optimizer
         timeline, use = self.training.engine.timeline, self.meter.latest
         load = timeline.load() if timeline else NO_LOAD
