@@ -27,6 +27,7 @@ FIELDS = {
     "norm_eps": "rms_norm_eps",
     "rope_theta": "rope_theta",
     "head_dim": "head_dim",
+    "padding_token": "pad_token_id",
 }
 """Their field by ours."""
 REQUIRED = ("vocab_size", "dim", "layers", "heads", "ffn_dim")
@@ -81,7 +82,7 @@ NEUTRAL = frozenset(
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
     id2label initializer_range is_decoder keys_to_ignore_at_inference label2id length_penalty max_length
     max_window_layers min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
-    output_attentions output_hidden_states output_scores pad_token_id prefix problem_type remove_invalid_values
+    output_attentions output_hidden_states output_scores prefix problem_type remove_invalid_values
     repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params
     temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
     unsloth_fixed unsloth_version use_bfloat16 use_cache
@@ -116,12 +117,18 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     given = {own: values[theirs] for own, theirs in FIELDS.items() if values.get(theirs) is not None}
     if missing := [FIELDS[own] for own in REQUIRED if own not in given]:
         raise LlamaError(f"config.json has no {missing[0]}")
+    padding, count = given.get("padding_token"), given["vocab_size"]
+    if isinstance(padding, int) and isinstance(count, int) and padding < 0:  # counted from the end, as torch does
+        given["padding_token"] = padding + count
+    defaults = dict(DEFAULTS[values["model_type"]])
+    if FIELDS["kv_heads"] in values:  # null: as many as heads
+        defaults.pop("kv_heads", None)
     try:
         longest = given.get("max_sequence", DEFAULTS[values["model_type"]]["max_sequence"])
         scaling = _read_scaling(rope, values.get(_ORIGINAL), longest)
         config = TransformerConfig.model_validate(
             {
-                **DEFAULTS[values["model_type"]],
+                **defaults,
                 **given,
                 "rope_scaling": scaling,
                 "tied_embeddings": bool(values.get("tie_word_embeddings")),

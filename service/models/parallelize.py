@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from service.jobs.plugins import ObjectiveConfig
@@ -164,21 +164,25 @@ def _contexts(module: nn.Module, choice: Choice) -> Contexts:
 
 
 def _counting_once(module: nn.Module, choice: Choice) -> Contexts:
-    """Return the same for a module with running statistics, in which a batch counts once."""
+    """Return the same for a module with buffers, such as running statistics, in which a batch counts once: what is
+    recomputed reads what the forward has read, and leaves no trace.
+    """
     forward, again = _contexts(module, choice)
-    return forward, _keeping_buffers(module, again)
+    return forward, _reading(module, {name: buffer.clone() for name, buffer in state_buffers(module)}, again)
 
 
 @contextmanager
-def _keeping_buffers(module: nn.Module, within: AbstractContextManager[Any]) -> Iterator[None]:
-    buffers = [buffer for _, buffer in state_buffers(module)]
-    before = [buffer.clone() for buffer in buffers]
+def _reading(module: nn.Module, buffers: Mapping[str, Tensor], within: AbstractContextManager[Any]) -> Iterator[None]:
+    places = [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in buffers]
+    own = [getattr(owner, leaf) for owner, leaf in places]
     try:
+        for (owner, leaf), buffer in zip(places, buffers.values(), strict=True):
+            setattr(owner, leaf, buffer)
         with within:
             yield
     finally:
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.data.copy_(value)  # the backward may need the buffer, and autograd counts its changes
+        for (owner, leaf), buffer in zip(places, own, strict=True):
+            setattr(owner, leaf, buffer)
 
 
 Fingerprint = dict[str, str | int | float]

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -48,16 +50,21 @@ class PlainModel(nn.Module):
         self.constants = {
             name: value.detach().cpu().clone() for name, value in _constants(network) if not value.is_meta
         }
+        self.numbers = deepcopy(dict(_numbers(network)))
+        self.kind = type(network).__name__
 
-    def check_buffers(self) -> None:
-        """Raise ``ValueError`` for a tensor that no state dict holds and training has changed: a resumed run would
-        begin with the constructor's. Raise :class:`DisagreementError` for a buffer that is not the same on all ranks,
-        which all call it.
+    def check_state(self) -> None:
+        """Raise ``ValueError`` for a tensor or a number that no state dict holds and training has changed: a resumed
+        run would begin with the constructor's. Raise :class:`DisagreementError` for a buffer that is not the same on
+        all ranks, which all call it.
         """
         for name, value in _constants(self.blocks["0"]):
             if not _same(value.cpu(), self.constants[name]):
-                raise _lost(self.blocks["0"], name, "a tensor that forward changes, which checkpoints do not hold")
-
+                raise _lost(self.kind, name, "a tensor that forward changes, which checkpoints do not hold")
+        for name, number in _numbers(self.blocks["0"]):  # what forward has set first may be a size, which stays
+            if repr(number) != repr(self.numbers.setdefault(name, deepcopy(number))):
+                what = "a number that forward changes, which checkpoints do not hold; register_buffer makes it one"
+                raise _lost(self.kind, name, what)
         agree({f"the buffer {name!r}": _digest(value) for name, value in state_buffers(self)})
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +91,7 @@ def build_plain(
         for name, value in constants.items():
             if name not in other or not _same(value, other[name]):
                 advice = "which checkpoints do not hold; nn.Parameter(…, requires_grad=False) would be in them"
-                raise _lost(network, name, f"a tensor that its constructor draws, {advice}")
+                raise _lost(type(network).__name__, name, f"a tensor that its constructor draws, {advice}")
     if hasattr(network, "distribution"):
         _draw(network, cast(_Drawn, network).distribution, seed)
     for name, value in list(_tensors_of(network)):
@@ -115,20 +122,22 @@ def _digest(value: Tensor) -> str:
     return hashlib.sha256(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def _lost(network: nn.Module, name: str, what: str) -> ValueError:
-    return ValueError(f"the attribute {name!r} of {type(network).__name__} is {what}")
+def _lost(kind: str, name: str, what: str) -> ValueError:
+    return ValueError(f"the attribute {name!r} of {kind} is {what}")
 
 
 def _check_state(network: nn.Module) -> None:
     """Raise ``ValueError`` for state beside parameters and buffers, which checkpoints would not hold."""
+    kind = type(network).__name__
+    for name, module in network.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise ValueError(f"{name or kind} has get_extra_state: checkpoints hold tensors alone")
     for name, value in _attributes(network):
         if isinstance(value, _GENERATORS):
-            raise _lost(network, name, "a generator of random numbers, which a resumed run would begin anew")
+            raise _lost(kind, name, "a generator of random numbers, which a resumed run would begin anew")
         held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         if any(isinstance(each, Tensor) and not isinstance(each, nn.Parameter) for each in held):
-            raise _lost(
-                network, name, "a collection of tensors, which stay on the CPU; give each an attribute of its own"
-            )
+            raise _lost(kind, name, "a collection of tensors, which stay on the CPU; give each an attribute of its own")
 
 
 def check_planned(model: nn.Module) -> None:
@@ -160,6 +169,19 @@ def _tensors_of(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, value in _attributes(network):
         if isinstance(value, Tensor):
             yield name, value
+
+
+def _numbers(network: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers that are plain attributes, and the collections of numbers, by name."""
+    yield from ((name, value) for name, value in _attributes(network) if _is_number(value))
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, list | tuple | set | deque):
+        return all(map(_is_number, value))
+    if isinstance(value, dict):
+        return all(map(_is_number, value.values()))
+    return isinstance(value, int | float | complex | np.number)
 
 
 def _attributes(network: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -237,10 +237,16 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         stream = self._stream(x)
         if self.embedding is not None:
-            x = stream.leave(self.embedding(x))
+            x = stream.leave(self._embedded(self.embedding, x))
         for block in self.blocks.values():
             x = block(x, stream)
         return x if self.norm is None or self.head is None else self.head(stream.enter(self.norm(x, stream)))
+
+    def _embedded(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
+        found: Tensor = embedding(tokens)
+        if self.config.padding_token is None:
+            return found
+        return torch.where((tokens == self.config.padding_token).unsqueeze(-1), found.detach(), found)
 
     def _stream(self, x: Tensor) -> ResidualStream:
         tp = self.output_axis.size

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import getattr_static
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from service.jobs.spec.arithmetic import DTYPES, DtypeName, PrecisionSpec
 from service.jobs.spec.train import ShardingSpec
+from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
 from service.torch_internals.table import internal_of
 
@@ -51,17 +54,13 @@ def apply_fsdp(
     its backward: then every layout has the gradients of one process. ``reshard`` frees gathered parameters after
     each forward; pipelines and gradient accumulation gather less often without it. Parameters that are DTensors
     over ``tp`` become DTensors over both meshes. Without a group nothing can be sharded; only full precision is
-    accepted then. Raises ``ValueError`` for a parameter without dimensions.
+    accepted then. Raises ``ValueError`` for a parameter that cannot be sharded.
     """
     if mesh.shard_mesh is None:
         if precision != Precision():
             raise ValueError(f"{precision} needs a launched group: FSDP casts the parameters")
         return model
-    if scalar := next((name for name, parameter in model.named_parameters() if not parameter.dim()), None):
-        raise ValueError(
-            f"the parameter {scalar!r} has no dimension to divide over parallel.dp_shard and dp_replicate, or to cast "
-            "to precision.param; make it of shape (1,), as torch.ones(1) is, or train on one rank in fp32"
-        )
+    _check_parameters(model)
     policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=precision.reduce)
     if units is None:
         blocks = getattr(model, "blocks", None)
@@ -76,6 +75,52 @@ def apply_fsdp(
             # Plain SUM: gloo has no average, and a factor of 1 needs no scaled sum from NCCL either.
             module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _check_parameters(model: nn.Module) -> None:
+    """Raise ``ValueError`` for a parameter without dimensions, and for what FSDP's own parameters, which take the place
+    of a module's, would leave behind: hooks of a gradient, and places beside the module's in which a parameter is.
+    """
+    kept = "which the parameters of parallel.dp_shard, dp_replicate and precision do not keep"
+    listed = dict(_listed(model))
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            raise ValueError(
+                f"the parameter {name!r} has no dimension to divide over parallel.dp_shard and dp_replicate, or to "
+                "cast to precision.param; make it of shape (1,), as torch.ones(1) is, or train on one rank in fp32"
+            )
+        if any(internal_of(parameter, f"torch.Tensor.{hooks}") for hooks in _HOOKS):
+            raise ValueError(
+                f"the parameter {name!r} has a hook on its gradient, {kept}; change the gradient in forward, by a "
+                "torch.autograd.Function, or train on one rank in fp32"
+            )
+        if id(parameter) in listed:
+            raise ValueError(
+                f"the parameter {name!r} is also in {listed[id(parameter)]!r}, {kept}; read it from its module, or "
+                "train on one rank in fp32"
+            )
+
+
+def _listed(model: nn.Module) -> Iterator[tuple[int, str]]:
+    """Yield the ids of the parameters that lie in attributes of modules, alone or in collections, with the attribute's
+    name. A module that notices when its parameters are replaced, as torch's recurrent ones, keeps its lists in step.
+    """
+    for prefix, module in model.named_modules():
+        if getattr_static(type(module), "__setattr__") is vars(nn.Module)["__setattr__"]:
+            for name, value in vars(module).items():
+                if name != "_parameters":
+                    yield from ((id(each), f"{prefix}.{name}") for each in _parameters_in(value))
+
+
+def _parameters_in(value: object) -> Iterator[nn.Parameter]:
+    if isinstance(value, nn.Parameter):
+        yield value
+    elif isinstance(value, list | tuple | set | frozenset | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _parameters_in(each)
 
 
 def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
@@ -140,6 +185,62 @@ def await_gradients(model: nn.Module) -> None:
     """Let the current stream wait for :func:`reduce_gradients`, and FSDP end its step."""
     if isinstance(model, FSDPModule):
         internal_of(_state(model), f"{_STATE}._root_post_backward_final_callback")()
+
+
+class PartlyUsed:
+    """A sharded model some of whose parameters a step may leave out, not the same ones on every rank, as a layer that
+    is skipped at random or an expert that gets no sample: ranks would add up gradients of different parameters, or wait
+    for each other for ever. Those that a rank leaves out take part with zeros.
+    """
+
+    def __init__(self, model: nn.Module, group: str) -> None:
+        self._groups, self._group = _parameter_groups(model), group
+        self._used: set[int] = set()
+        for each in self._groups:
+            each.post_backward = self._filling(each, each.post_backward)
+
+    def settle(self) -> None:
+        """Call after the backwards of a step, on all ranks of the group: a parameter that none has used has no
+        gradient, as in one process.
+        """
+        parameters = [each.sharded_param for group in self._groups for each in group.fsdp_params]
+        used = torch.tensor([id(each) in self._used for each in parameters], dtype=torch.int32)
+        self._used.clear()
+        if not parameters:
+            return
+        used = used.to(parameters[0].device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=resolve(self._group))
+        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+            if not is_used:
+                parameter.grad = None
+
+    def _filling(self, group: Any, post_backward: Callable[..., None]) -> Callable[..., None]:
+        def filled(*arguments: Any) -> None:
+            there = [each for each in group.fsdp_params if _gradient(each) is not None]
+            self._used.update(id(each.sharded_param) for each in there)
+            if group.reduce_grads:
+                for each in group.fsdp_params:
+                    if each.sharded_param.requires_grad and _gradient(each) is None:
+                        _fill(each, there)
+            post_backward(*arguments)
+
+        return filled
+
+
+def _gradient(parameter: Any) -> Tensor | None:
+    """Return the unsharded gradient, of the last backward or of all since the last reduction."""
+    added = parameter.unsharded_accumulated_grad
+    found: Tensor | None = parameter.unsharded_param.grad if added is None else added
+    return found
+
+
+def _fill(parameter: Any, there: Sequence[Any]) -> None:
+    """Give a parameter zeros in the form in which the others have their gradients."""
+    whole = parameter.unsharded_param
+    if added := [each.unsharded_accumulated_grad for each in there if each.unsharded_accumulated_grad is not None]:
+        parameter.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=added[0].dtype)
+    else:
+        whole.grad = torch.zeros_like(whole)
 
 
 _STATE = "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"

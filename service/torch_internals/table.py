@@ -102,8 +102,10 @@ _BEFORE_2_13, _SINCE_2_13 = ("2.11",), ("2.13", "2.14")
 
 INTERNALS: Mapping[str, Internal] = {
     # Tensors, modules and autograd
+    "torch.Tensor._backward_hooks": Internal("find hooks that a sharded parameter would lose"),
     "torch.Tensor._base": Internal("tell a view from what owns its memory"),
     "torch.Tensor._make_wrapper_subclass": Internal("bound models with DTensors"),
+    "torch.Tensor._post_accumulate_grad_hooks": Internal("find hooks that a sharded parameter would lose"),
     "torch.Tensor._use_count": Internal("see whether something besides Python holds a tensor"),
     "torch.UntypedStorage._cdata": Internal("tell which tensors share memory"),
     "torch.UntypedStorage._new_with_weak_ptr": Internal("look at the memory of CUDA graphs without holding it"),

@@ -24,6 +24,8 @@ from service.training.setup import Training
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."
 _EVALUATIONS = "evaluations"
+_BEHIND = "behind"
+"""Where a checkpoint's description has the optimizer's counts that are not its step."""
 Named = TypeVar("Named", bound=Tensor)
 PassOver = Callable[[Checkpoint, str], None]
 """Is told of a damaged checkpoint, and what is wrong with it."""
@@ -53,8 +55,8 @@ class Checkpoints(ABC):
         """Return the tensors of the run."""
 
     @abstractmethod
-    def about(self) -> dict[str, Any]:
-        """Return what a checkpoint says of the run beside its tensors, as plain values."""
+    def about(self, step: int) -> dict[str, Any]:
+        """Return what a checkpoint of this step says beside its tensors, as plain values; all ranks call it."""
 
     @abstractmethod
     def load(self, found: Checkpoint | None) -> None:
@@ -73,7 +75,7 @@ class Checkpoints(ABC):
 
     def save(self, step: int, loss: float, evaluations: Sequence[Evaluation]) -> None:
         """Take a checkpoint; its write may end later. ``evaluations`` are those on which the course depends."""
-        meta = {**self.about(), "loss": loss}
+        meta = {**self.about(step), "loss": loss}
         if evaluations:
             meta[_EVALUATIONS] = [[each.step, dict(each.metrics)] for each in evaluations]
         self.saver.save(step, self.state(), meta)
@@ -121,7 +123,9 @@ class ModelCheckpoints(Checkpoints):
 
     def load(self, found: Checkpoint | None) -> None:
         training = self._training
-        training.updater.prime(found.step if found else 0)
+        behind = found.meta.get(_BEHIND, {}) if found else {}
+        counts: dict[Tensor, int] = {each: behind[name] for name, each in self._parameters() if name in behind}
+        training.updater.prime(found.step if found else 0, counts)
         self.saver.expect(self.state())
         if found is None:
             return
@@ -129,8 +133,23 @@ class ModelCheckpoints(Checkpoints):
         checkpoint.load(found.path, self.state(), rows=self._rows)
         training.tied.take_up(training.updater.moments)
 
-    def about(self) -> dict[str, Any]:
-        return {"model": self._training.config.model_dump(mode="json"), **self._training.origin}
+    def about(self, step: int) -> dict[str, Any]:
+        config = self._training.config.model_dump(mode="json")
+        return {"model": config, **self._training.origin, _BEHIND: self._behind(step)}
+
+    def _behind(self, step: int) -> dict[str, int]:
+        """Return, by name, the optimizer's counts of parameters that lacked a gradient in a step; all ranks call it."""
+        counts = self._training.updater.behind(step)
+        own = {name: counts[each] for name, each in self._parameters() if each in counts}
+        if not dist.is_initialized():
+            return own
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+        return {name: count for each in found for name, count in each.items()}
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for stage in self._training.stages.values():
+            yield from global_parameters(stage)
 
     def state(self) -> dict[str, Tensor]:
         training = self._training

@@ -16,6 +16,7 @@ from service.models.data import open_feed
 from service.models.plain import PlainModel
 from service.parallel.batch_norm import average_statistics
 from service.parallel.distributed import peak_memory_gib
+from service.parallel.fsdp import PartlyUsed
 from service.training.base_loop import SPANS_EVERY, BaseLoop
 from service.training.checkpoints import ModelCheckpoints
 from service.training.gradients import check_weights, clip_, explained_overflow, present, squared_norm
@@ -48,6 +49,7 @@ class Loop(BaseLoop):
         self.counted = [parameter for parameter in self.parameters if id(parameter) not in copies]
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
         self.reported_undivided = False
+        self._has_stepped = False
         self.usage = UsageMetrics(
             training.spec.counters,
             training.context,
@@ -55,8 +57,10 @@ class Loop(BaseLoop):
             tells=training.mesh.dp.rank == 0 and training.mesh.tp.rank == 0,
             micro_batches=training.spec.micro_batches,
         )
-        dp, train = training.mesh.dp, training.dataset.train
-        self.feed = open_feed(train, training.order, dp.rank, dp.size, training.device)
+        dp = training.mesh.dp
+        plain = [stage for stage in training.stages.values() if isinstance(stage, PlainModel)] if dp.group else []
+        self.partly_used = [PartlyUsed(stage, dp.group) for stage in plain]
+        self.feed = open_feed(training.dataset.train, training.order, dp.rank, dp.size, training.device)
 
     def begin(self) -> None:
         samples = f" of {self.spec.batch.global_:,} samples"
@@ -70,9 +74,13 @@ class Loop(BaseLoop):
 
     def check_state(self) -> None:
         check_weights(self.parameters, self.step, self.training.device)
+        self._check_held()
+
+    def _check_held(self) -> None:
+        """Raise ``ValueError`` for what a step has changed and checkpoints do not hold."""
         for stage in self.training.stages.values():
             if isinstance(stage, PlainModel):
-                stage.check_buffers()
+                stage.check_state()
 
     def measure(self) -> dict[str, float]:
         """Return the metrics over the test split."""
@@ -104,11 +112,16 @@ class Loop(BaseLoop):
             self.checkpoints.saver.wait()
         self._report_pipeline()
         self._end_step(totals, totals.loss, step_metrics(training, totals, rate, Timing(watch.seconds, waited)))
+        if not self._has_stepped:
+            self._check_held()
+        self._has_stepped = True
         return totals
 
     def _update(self, loss: torch.Tensor, rate_share: float) -> StepReduction:
         """Agree on loss and gradient norm over the mesh, clip, and let the optimizer step."""
         self.training.tied.sum_gradients()
+        for model in self.partly_used:
+            model.settle()
         self.training.updater.drop_frozen()
         gradients = present(self.parameters)
         timeline, use = self.training.engine.timeline, self.meter.latest

@@ -129,6 +129,15 @@ def test_what_a_checkpoint_would_lose_is_named(
         built(monkeypatch, make)
 
 
+def test_a_state_of_its_own_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stateful(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {}
+
+    with pytest.raises(ValueError, match="0 has get_extra_state: checkpoints hold tensors alone"):
+        built(monkeypatch, lambda: nn.Sequential(Stateful(2, 2)))
+
+
 def test_a_constant_of_a_planned_chain_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Chain(nn.Module):
         before_blocks = after_blocks = ()

@@ -24,7 +24,7 @@ from service.formats import archive
 from service.formats.llama import LlamaError, read_config, their_names, write_config
 from service.jobs.files import DataLayout
 from service.jobs.spec.model import TransformerConfig
-from service.models import WeightsError, huggingface
+from service.models import WeightsError, build, huggingface
 
 # As the two libraries' files of these models have them, less what does not concern the architecture.
 LLAMA_2_7B = {
@@ -75,6 +75,23 @@ def test_a_published_configuration() -> None:
 )
 def test_sequences_are_as_long_as_a_sliding_window_changes_nothing(change: dict[str, Any], longest: int) -> None:
     assert read_config({**CONFIG, **change}).max_sequence == longest
+
+
+@pytest.mark.parametrize(("padding", "token"), [(3, 3), (-1, 95), (None, None)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_embedding_of_a_padding_token_does_not_learn(padding: int | None, token: int | None, tied: bool) -> None:
+    model = build(read_config({**CONFIG, "pad_token_id": padding, "tie_word_embeddings": tied}), dtype=torch.float64)
+    model(torch.tensor([[3, 95, 4]])).logsumexp(-1).sum().backward()
+    gradients = model.get_parameter("embedding.weight").grad
+    assert gradients is not None
+    learning = {row for row in (3, 4, 95) if gradients[row].abs().max() > 0}
+    assert learning == ({3, 4, 95} if tied else {3, 4, 95} - {token})
+
+
+def test_null_is_as_many_heads_of_keys_as_of_queries() -> None:
+    for kind in ("llama", "mistral", "qwen2"):
+        config = read_config({**CONFIG, "model_type": kind, "num_key_value_heads": None})
+        assert config.key_value_heads == CONFIG["num_attention_heads"]
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -90,7 +90,7 @@ def test_an_optimizer_computes_what_torchs_own_does(name: str) -> None:
     fields, reference = CASES[name]
     own, other = network(), network()
     updater = updater_for(_specs.validate_python({"lr": 0.01, **fields}), [own], own, CPU)
-    updater.prime(0)
+    updater.prime(0, {})
     theirs = reference(dict(other.named_parameters()))
     bases = [[group["lr"] for group in each.param_groups] for each in theirs]
     for step in range(5):
@@ -105,10 +105,21 @@ def test_an_optimizer_computes_what_torchs_own_does(name: str) -> None:
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12, msg=key)
 
 
+def test_updates_that_a_parameter_lacked_are_counted_where_its_rule_counts() -> None:
+    own = network()
+    weight, bias, last = (dict(own.named_parameters())[name] for name in ("0.weight", "0.bias", "2.bias"))
+    updater = updater_for(_specs.validate_python({"name": "muon", "adamw": ADAMW}), [own], own, CPU)
+    updater.prime(3, {bias: 1})
+    gradients(own, 0)
+    weight.grad = last.grad = None
+    updater.step(1.0)
+    assert updater.behind(4) == {bias: 2, last: 3}
+
+
 def test_groups_have_their_rate_and_decay_and_frozen_ones_stay() -> None:
     own, other = network(), network()
     updater = updater_for(_specs.validate_python({"lr": 0.01, "groups": GROUPS}), [own], own, CPU)
-    updater.prime(0)
+    updater.prime(0, {})
     named = dict(other.named_parameters())
     rest = [named["0.weight"], named["1.weight"]]
     reference = torch.optim.AdamW(

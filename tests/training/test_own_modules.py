@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,9 +61,67 @@ class Tied(nn.Module):
         return self.leave(x) * self.temperature
 
 
+class Chosen(nn.Module):
+    """Layers of one size, of which the samples of a forward choose one or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.some, self.others, self.never = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, mean = torch.tanh(self.enter(x)), x.mean()
+        if mean > MEANS[0]:
+            x = torch.tanh((self.some if mean > MEANS[1] else self.others)(x))
+        return self.leave(x)
+
+
+MEANS = (0.302, 0.31)
+"""Of the pixels of 12 samples, a third are below, and a third above."""
+
+
+class Hooked(Chosen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter.weight.register_hook(lambda gradient: gradient / 2)
+
+
+class Listed(Chosen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = {"enter": [self.enter.weight]}
+
+
+class Moving(Chosen):
+    """Takes from its inputs their running mean, that of this batch included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
+        return super().forward(x - self.mean)
+
+
+class Warming(Chosen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0] += self.training
+        return super().forward(x) * min(1.0, self.calls[0] / 10)
+
+
 def run(folder: str | Path, dropout: float, *, scalar: bool = False, job_id: str = JOB, **changes: Any) -> Any:
     """A training of that module in place of an mlp, in float64."""
-    with patch.object(registry, "family_builder", lambda family: lambda config, axis: Tied(dropout, scalar)):
+    return run_of(lambda: Tied(dropout, scalar), folder, job_id=job_id, **changes)
+
+
+def run_of(make: Callable[[], nn.Module], folder: str | Path, *, job_id: str = JOB, **changes: Any) -> Any:
+    with patch.object(registry, "family_builder", lambda family: lambda config, axis: make()):
         return train(folder, {**SPEC, **changes}, job_id=job_id, test_samples=8, state=torch.float64)
 
 
@@ -77,6 +136,12 @@ def run_all(folder: str) -> dict[str, Any]:
         run(f"{folder}/scalar", 0.0, scalar=True, **dropping)
     except ValueError as error:
         found["scalar"] = str(error)
+    found |= {f"chosen {name}": run_of(Chosen, f"{folder}/chosen {name}", **layout) for name, layout in layouts.items()}
+    for make in (Hooked, Listed):
+        try:
+            run_of(make, f"{folder}/{make.__name__}", **dropping)
+        except ValueError as error:
+            found[make.__name__] = str(error)
     try:
         with patch.object(data, "load", of_this_rank):
             run(f"{folder}/labels", 0.0, **dropping)
@@ -146,6 +211,36 @@ def test_a_scalar_that_cannot_be_divided_is_named(runs: tuple[Path, dict[str, An
 
 
 @pytest.mark.distributed
+def test_ranks_may_use_different_parameters(runs: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """As the micro-batches of one rank do; a parameter that nobody uses in a step is left as it was."""
+    alone = run_of(Chosen, tmp_path, batch={"global": 24, "micro": 12})
+    weights = load_file(DataLayout(tmp_path).job(JOB).artifacts / "model.safetensors")
+    for name in ("shards", "replicas"):
+        found = runs[1][f"chosen {name}"]
+        assert found["loss"] == pytest.approx(alone["loss"], rel=TOLERANCE)
+        assert found["grad_norm"] == pytest.approx(alone["grad_norm"], rel=TOLERANCE)
+        paths = DataLayout(runs[0] / f"chosen {name}").job(JOB)
+        for tensor, value in load_file(paths.artifacts / "model.safetensors").items():
+            torch.testing.assert_close(value, weights[tensor], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.distributed
+def test_what_a_sharded_parameter_would_lose_is_named(runs: tuple[Path, dict[str, Any]]) -> None:
+    assert "the parameter 'blocks.0.enter.weight' has a hook on its gradient" in runs[1]["Hooked"]
+    assert "the parameter 'blocks.0.enter.weight' is also in 'blocks.0.weights'" in runs[1]["Listed"]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_resumed_run_knows_which_parameters_had_no_gradient(tmp_path: Path, name: str) -> None:
+    optimizer = {"name": name, "lr": 1e-2, "weight_decay": 0.1}
+    spec = {"batch": {"global": 24, "micro": 12}, "steps": 6, "optimizer": optimizer}
+    whole = run_of(Chosen, tmp_path / "whole", **spec)
+    half = run_of(Chosen, tmp_path / "halves", **{**spec, "steps": 2})
+    rest = run_of(Chosen, tmp_path / "halves", **spec, job_id=OTHER, resume={"job": JOB})
+    assert half["loss"] + rest["loss"] == whole["loss"]
+
+
+@pytest.mark.distributed
 def test_ranks_that_load_other_labels_are_told_apart(runs: tuple[Path, dict[str, Any]]) -> None:
     _, found = runs
     assert "the ranks disagree on the labels that data.source='digits' gives" in found["labels"]
@@ -164,6 +259,16 @@ def test_a_tensor_that_training_changes_is_named_before_a_checkpoint(tmp_path: P
         ),
     ):
         train(tmp_path, SPEC, test_samples=8, state=torch.float64)
+
+
+def test_a_number_that_forward_counts_is_named_in_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'calls' of Warming is a number that forward changes, which checkpoints do"):
+        run_of(Warming, tmp_path, checkpoint={"every": 100})
+
+
+def test_recomputation_reads_the_buffers_that_the_forward_has_read(tmp_path: Path) -> None:
+    plain, again = (run_of(Moving, tmp_path / name, activation_checkpoint=name, steps=3) for name in ("none", "full"))
+    assert again["loss"] == pytest.approx(plain["loss"], rel=TOLERANCE)
 
 
 def test_recomputation_draws_the_same(tmp_path: Path) -> None:

@@ -133,6 +133,10 @@ def _weights(call: Call, values: Values, index: int) -> _Weights:
     own, recurrent = (None, None) if bias is None else bias.float[index].tensor_split(2)
     each = len(_DEFAULTS[call.operator])
     activations = _activations(call)[index * each : (index + 1) * each]
+    if limit := float(call.attributes.get("clip", 0.0)):
+        # onnxruntime clips what goes into gates, not the state of a cell on its way out.
+        gates = 2 if call.operator == "LSTM" else each
+        activations = [*(partial(_clipped, gate, limit) for gate in activations[:gates]), *activations[gates:]]
     return _Weights(values[1].float[index], values[2].float[index], own, recurrent, activations)
 
 
@@ -150,8 +154,7 @@ def _activations(call: Call) -> list[Callable[[Tensor], Tensor]]:
             alpha, beta = float(next(alphas, alpha)), float(next(betas, beta)) if name in _WITH_BETA else beta
             activation = partial(_with_numbers, function, alpha, beta)
         found.append(activation)
-    limit = float(call.attributes.get("clip", 0.0))
-    return [partial(_clipped, each, limit) for each in found] if limit else found
+    return found
 
 
 def _with_numbers(function: Callable[[Tensor, float, float], Tensor], alpha: float, beta: float, x: Tensor) -> Tensor:

@@ -34,20 +34,21 @@ def _extreme(largest: bool) -> Converter:
     return _total(lambda x, dim, keepdim: reduced(x, dim=dim, keepdim=keepdim))
 
 
-def _softmax(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Convert softmax, which before opset 13 goes over all dimensions from the axis on."""
-    x, rank = values[0].float, len(shape)
-    given = call.attributes.get("axis", -1 if call.opset >= 13 else 1)
-    if call.opset >= 13 or given % rank == rank - 1:
-        return torch.softmax(x, dim=axis(given, rank))
-    kept = shape[: given % rank]
-    return torch.softmax(x.reshape(-1, *kept, torch.Size(shape[given % rank :]).numel()), dim=-1).reshape(-1, *shape)
+def along_axis(function: Callable[[Tensor, int], Tensor]) -> Converter:
+    """Return the converter of a function ``(x, dimension)`` along an axis, which before opset 13 is over all dimensions
+    from the axis on.
+    """
 
+    def convert(call: Call, values: Values, shape: Shape) -> Tensor:
+        x, rank = values[0].float, len(shape)
+        given = int(call.attributes.get("axis", -1 if call.opset >= 13 else 1))
+        if call.opset >= 13 or given % rank == rank - 1:
+            return function(x, axis(given, rank))
+        kept = shape[: given % rank]
+        flat = x.reshape(-1, *kept, torch.Size(shape[given % rank :]).numel())
+        return function(flat, flat.dim() - 1).reshape(-1, *shape)
 
-def _log_softmax(call: Call, values: Values, shape: Shape) -> Tensor:
-    if call.opset < 13 and call.attributes.get("axis", 1) % len(shape) != len(shape) - 1:
-        raise call.refuse("over several dimensions, as before opset 13; the last one is supported")
-    return functional.log_softmax(values[0].float, dim=axis(call.attributes.get("axis", -1), len(shape)))
+    return convert
 
 
 def _running_sum(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -147,7 +148,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "InstanceNormalization": _instance_norm,
     "LRN": _local_response,
     "LayerNormalization": _layer_norm,
-    "LogSoftmax": _log_softmax,
+    "LogSoftmax": along_axis(functional.log_softmax),
     "LpNormalization": _unit_length,
     "MeanVarianceNormalization": _mean_variance,
     "RMSNormalization": _rms_norm,
@@ -161,5 +162,5 @@ CONVERTERS: Mapping[str, Converter] = {
     "ReduceProd": _total(_product),
     "ReduceSum": _total(torch.sum),
     "ReduceSumSquare": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim), torch.square),
-    "Softmax": _softmax,
+    "Softmax": along_axis(torch.softmax),
 }

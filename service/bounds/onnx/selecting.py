@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from service.bounds.onnx.logic import MOST_WHOLE, positive
 from service.bounds.onnx.places import can_rank, ranked
+from service.bounds.onnx.reductions import along_axis
 from service.bounds.operators.conversion import Call, Converter, Found, Shape, Value, Values, axis
 
 MOST_COMPARISONS, MOST_ENTRIES, MOST_CHOSEN_FROM = 512, 2**24, 2**22
@@ -71,9 +73,10 @@ def _hard_max(call: Call, values: Values, shape: Shape) -> Tensor:
     """Return 1 at the first of the largest entries along an axis, and 0 elsewhere: no entry before it is as large, and
     none after it is larger.
     """
-    if call.opset < 13 and call.attributes.get("axis", 1) % len(shape) != len(shape) - 1:
-        raise call.refuse("over several dimensions, as before opset 13; the last one is supported")
-    x, dim = values[0].float, axis(int(call.attributes.get("axis", -1)), len(shape))
+    return along_axis(partial(_first_of_largest, call))(call, values, shape)
+
+
+def _first_of_largest(call: Call, x: Tensor, dim: int) -> Tensor:
     if x.shape[dim] > MOST_COMPARISONS:
         raise call.refuse(f"the largest of {x.shape[dim]}: at most {MOST_COMPARISONS} comparisons are supported")
     place = place_of_largest(x, dim)

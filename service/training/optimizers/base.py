@@ -53,26 +53,38 @@ class Rule:
     """An optimizer of torch over groups of parameters, by which the job's page names it.
 
     ``moments`` are what its state holds of each parameter, in the parameter's shape, by torch's names: they begin at
-    zero, and checkpoints have them.
+    zero, and checkpoints have them. ``counts``: whether it counts, as ``step``, the updates of each parameter.
     """
 
     name: str
     optimizer: Optimizer
     moments: tuple[str, ...]
     groups: Sequence[UpdateGroup]
+    counts: bool = True
 
-    def prime(self, step: int) -> None:
+    def prime(self, step: int, behind: Mapping[Tensor, int]) -> None:
         """Give it the state that it would have created by ``step``, so that a checkpoint can be loaded into it.
 
-        The count of steps isn't in a checkpoint: it is the same for every parameter, so the checkpoint's step says it.
+        The counts of steps aren't tensors of a checkpoint: its step says them, but for parameters that are ``behind``
+        (:meth:`behind`).
         """
         defaults = self.optimizer.defaults
         on_device = bool(defaults.get("fused") or defaults.get("capturable"))
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                count = torch.tensor(float(step), device=parameter.device if on_device else "cpu")
-                zeros = {moment: torch.zeros_like(parameter) for moment in self.moments}
-                self.optimizer.state[parameter] = {"step": count, **zeros}
+                state: dict[str, Tensor] = {moment: torch.zeros_like(parameter) for moment in self.moments}
+                if self.counts:
+                    count = float(behind.get(parameter, step))
+                    state["step"] = torch.tensor(count, device=parameter.device if on_device else "cpu")
+                self.optimizer.state[parameter] = state
+
+    def behind(self, step: int) -> dict[Tensor, int]:
+        """Return the counts that are not ``step``, of parameters that lacked a gradient."""
+        groups = self.optimizer.param_groups if self.counts else ()
+        learning = [each for group in groups for each in group["params"] if each.requires_grad]
+        counts = [torch.as_tensor(self.optimizer.state[each]["step"]) for each in learning]
+        found = torch.stack(counts).tolist() if counts else []
+        return {each: int(count) for each, count in zip(learning, found, strict=True) if count != step}
 
 
 Factory = Callable[[Any, Sequence[UpdateGroup], torch.device], Sequence[Rule]]

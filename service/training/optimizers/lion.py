@@ -36,4 +36,6 @@ class Lion(Optimizer):
 
 def lion(config: specs.LionConfig, groups: Sequence[UpdateGroup], device: torch.device) -> list[Rule]:
     """Return the one rule of a job whose optimizer is Lion."""
-    return [Rule("lion", Lion([group.of_torch() for group in groups], config.betas), ("exp_avg",), groups)]
+    return [
+        Rule("lion", Lion([group.of_torch() for group in groups], config.betas), ("exp_avg",), groups, counts=False)
+    ]

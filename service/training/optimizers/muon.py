@@ -87,7 +87,8 @@ def muon(config: specs.MuonConfig, groups: Sequence[UpdateGroup], device: torch.
     rules = []
     if mine:
         rows = {id(value): group.rows[name] for group in mine for name, value in group.parameters if name in group.rows}
-        rules.append(Rule("muon", Muon([group.of_torch() for group in mine], config, rows), ("momentum_buffer",), mine))
+        optimizer = Muon([group.of_torch() for group in mine], config, rows)
+        rules.append(Rule("muon", optimizer, ("momentum_buffer",), mine, counts=False))
     if theirs:
         rules.append(adamw_rule(theirs, others.betas, others.eps, device))
     return rules

@@ -18,4 +18,4 @@ def sgd(config: specs.SgdConfig, groups: Sequence[UpdateGroup], device: torch.de
     optimizer = SGD(
         [group.of_torch() for group in groups], momentum=config.momentum, nesterov=config.nesterov, foreach=True
     )
-    return [Rule("sgd", optimizer, ("momentum_buffer",) if config.momentum else (), groups)]
+    return [Rule("sgd", optimizer, ("momentum_buffer",) if config.momentum else (), groups, counts=False)]

@@ -40,10 +40,18 @@ class Updater:
             rule.optimizer.step()
             rule.optimizer.zero_grad()
 
-    def prime(self, step: int) -> None:
-        """Give the rules the state that they would have created by ``step``."""
+    def prime(self, step: int, behind: Mapping[Tensor, int]) -> None:
+        """Give the rules the state that they would have created by ``step``; ``behind`` are the counts of
+        :meth:`behind` then.
+        """
         for rule in self.rules:
-            rule.prime(step)
+            rule.prime(step, behind)
+
+    def behind(self, step: int) -> dict[Tensor, int]:
+        """Return the counts of parameters that had no gradient in some step until ``step``, as a layer that is skipped
+        at random has none: their rules have left them as they were.
+        """
+        return {parameter: count for rule in self.rules for parameter, count in rule.behind(step).items()}
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return what is kept of a parameter, by name; nothing of a frozen one. The tensors are the state itself."""

@@ -60,7 +60,7 @@ class ProgramLoop(BaseLoop):
         if totals.unsaved:
             self.checkpoints.saver.wait()
         if begins:
-            self.checkpoints.about()  # whatever a checkpoint would lose is refused here, and not at its time
+            self.checkpoints.about(self.step)  # whatever a checkpoint would lose is refused here, and not at its time
         metrics = {name: value.item() for name, value in losses.items()}
         metrics = {_LOSS: total.item(), **metrics, "step_ms": watch.seconds * 1e3, "memory_gib": totals.memory_gib}
         if training.compile_modes:

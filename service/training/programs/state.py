@@ -66,7 +66,7 @@ class ProgramCheckpoints(Checkpoints):
                     "a checkpoint holds what is equal on all, or a DTensor"
                 )
 
-    def about(self) -> dict[str, Any]:
+    def about(self, step: int) -> dict[str, Any]:
         optimizers = self._training.parts.optimizers
         return {
             "program": self._training.config.model_dump(mode="json"),

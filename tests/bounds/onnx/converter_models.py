@@ -118,7 +118,8 @@ MODELS: dict[str, bytes] = {
     "LayerNormalization": model([node("LayerNormalization", ["x", "s", "b"], axis=2)], IMAGE,
                                 {"s": weights(6, 6), "b": weights(6, 6)}),
     "Softmax": model([node("Softmax", ["x"], axis=1)], IMAGE),
-    "Softmax before opset 13": model([node("Softmax", ["x"], axis=2)], IMAGE, opset=11),
+    **{f"{name} before opset 13": model([node(name, ["x"], axis=2)], IMAGE, opset=11)
+       for name in ("Softmax", "LogSoftmax", "Hardmax")},
     "ReduceMean": model([node("ReduceMean", ["x"], axes=[-1, 1], keepdims=0)], IMAGE),
     "ReduceSum": model([node("ReduceSum", ["x", "a"])], IMAGE, {"a": ints(2)}),
     "Reshape": model([node("Reshape", ["x", "s"])], IMAGE, {"s": ints(1, -1, 4)}),
@@ -190,7 +191,7 @@ MODELS: dict[str, bytes] = {
          kernel_shape=[2, 2]), node("InstanceNormalization", ["q", "s", "b"])], [2, 2, 6, 6],
         {"s": weights(2), "b": weights(2)}),
     "LSTM of hard gates": model(
-        [node("LSTM", ["x", "w", "r", "b"], ["y", "h"], hidden_size=2, clip=1.5, activation_alpha=[0.3],
+        [node("LSTM", ["x", "w", "r", "b"], ["y", "h"], hidden_size=2, clip=0.3, activation_alpha=[0.3],
               activation_beta=[0.4], activations=["HardSigmoid", "Tanh", "Tanh"])], [3, 1, 3],
         {"w": 3 * weights(1, 8, 3), "r": weights(1, 8, 2), "b": weights(1, 16)}),
     "GRU, clipped, of other activations": model(

@@ -47,6 +47,9 @@ class TransformerConfig(ModelConfig):
         None, description="stretching of rotary positions to longer texts, as in Llama 3.1"
     )
     tied_embeddings: bool = Field(False, description="one table of vocab_size × dim for both embedding and head")
+    padding_token: int | None = Field(
+        None, ge=0, description="a token whose embedding does not learn, as pad_token_id of Hugging Face's libraries"
+    )
 
     @property
     def key_value_heads(self) -> int:
@@ -96,4 +99,7 @@ class TransformerConfig(ModelConfig):
         if self.heads % self.key_value_heads:
             message = f"heads={self.heads} is not a multiple of kv_heads={self.key_value_heads}"
             raise disagreement("kv_heads", message, self.kv_heads, f"a divisor of {self.heads}")
+        if self.padding_token is not None and self.padding_token >= self.vocab_size:
+            message = f"vocab_size={self.vocab_size} has no such token"
+            raise disagreement("padding_token", message, self.padding_token, f"at most {self.vocab_size - 1}")
         return self

@@ -30,4 +30,4 @@ class Signum(Optimizer):
 
 def signum(config: SignumOptimizer, groups: Sequence[UpdateGroup], device: torch.device) -> list[Rule]:
     optimizer = Signum([group.of_torch() for group in groups], config.momentum)
-    return [Rule("signum", optimizer, ("momentum_buffer",), groups)]
+    return [Rule("signum", optimizer, ("momentum_buffer",), groups, counts=False)]
