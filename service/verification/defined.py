@@ -50,12 +50,12 @@ def undefined_within(task: Task, boxes: Interval) -> str | None:
     """
     left, at_once = boxes.map(lambda end: end.to(task.device, torch.float64)), _at_once(task)
     size, engine = magnitude(left).amax(), _in_double(task)
-    found = _undefined(task, engine, IBP, left)
+    found = _find_undefined(task, engine, IBP, left)
     done = len(left.lower)
     while found:
         left = _those(left, torch.stack(list(found.values())).any(dim=0))
         if len(left.lower) <= FEW and done <= MOST_BOXES // 2:
-            if not (found := _undefined(task, engine, CROWN, left)):
+            if not (found := _find_undefined(task, engine, CROWN, left)):
                 return None
             left = _those(left, torch.stack(list(found.values())).any(dim=0))
         left = _halves(left)
@@ -64,7 +64,7 @@ def undefined_within(task: Task, boxes: Interval) -> str | None:
             graph = task.engine.network.graph
             node = graph.by_name[next(iter(found))]
             return f"{(node.source or node.name)!r} ({node.operator})"
-        found = _undefined(task, engine, IBP, left)
+        found = _find_undefined(task, engine, IBP, left)
     return None
 
 
@@ -103,7 +103,7 @@ def _in_double(task: Task) -> NetworkEngine:
     )
 
 
-def _undefined(task: Task, engine: NetworkEngine, method: Method, boxes: Interval) -> Mapping[str, Tensor]:
+def _find_undefined(task: Task, engine: NetworkEngine, method: Method, boxes: Interval) -> Mapping[str, Tensor]:
     analysis = engine.analyse(method, boxes, task.options)
     return undefined_nodes(engine.network.graph, engine.shaped(boxes), analysis.inputs, torch.finfo(task.own_type).max)
 
