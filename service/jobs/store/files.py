@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from errno import ENOSPC
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from service.jobs.accounts import DEFAULT_PROJECT, Project
@@ -139,9 +138,7 @@ class FileWriter:
     def __enter__(self) -> FileWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
