@@ -145,12 +145,12 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 def _at_counterexample(row: Mapping[str, Any]) -> str:
     """Return the outputs that falsify an instance, and onnxruntime's if they are known."""
-    own, there = _listed(row["counterexample_outputs"]), row.get("onnxruntime_outputs")
-    runtime = f" (by onnxruntime: {_listed(there)})" if there else ""
+    own, there = _list_values(row["counterexample_outputs"]), row.get("onnxruntime_outputs")
+    runtime = f" (by onnxruntime: {_list_values(there)})" if there else ""
     return f"instance {row['instance']}: outputs at its counterexample: {own}{runtime}"
 
 
-def _listed(values: Sequence[float | None]) -> str:
+def _list_values(values: Sequence[float | None]) -> str:
     shown = ["not finite" if value is None else _number(value) for value in values[:OUTPUTS]]
     return ", ".join([*shown, "…"] if len(values) > OUTPUTS else shown)
 

@@ -56,10 +56,10 @@ def worker(
     ] = None,
 ) -> None:
     """Run only this host's worker, for real deployments."""
-    _become("workers", [], {} if join is None else _joined(join))
+    _become("workers", [], {} if join is None else _join_fleet(join))
 
 
-def _joined(given: str) -> dict[str, str]:
+def _join_fleet(given: str) -> dict[str, str]:
     """Return the variables of an invited worker."""
     from service.jobs.settings import Invitation, NoInvitation  # noqa: PLC0415
     from trivet.joining import join  # noqa: PLC0415 - others need no store
