@@ -185,7 +185,10 @@ class OptimizerConfig(Strict):
     weight_decay: float = Field(0.0, ge=0, description="weight decay, decoupled from the gradient, per step times lr")
     clip_norm: float | None = Field(1.0, gt=0, description="limit on the global gradient norm; null switches it off")
     groups: tuple[ParameterGroup, ...] = Field(
-        (), max_length=64, description="parameters that are updated otherwise, by patterns of their names"
+        (),
+        max_length=64,
+        exclude_if=lambda groups: not groups,  # a worker of an older version does not know the field
+        description="parameters that are updated otherwise, by patterns of their names",
     )
 
     def patterns(self) -> dict[str, tuple[str, ...]]:

@@ -70,7 +70,13 @@ class CompileSpec(CommonSpec):
         None, description="a program of several modules and their steps, from an installed package"
     )
     data: DataSpec | None = Field(None, description="source of real inputs; random ones that fit when absent")
-    objective: ObjectiveSpec = CrossEntropy()
+    objective: ObjectiveSpec = Field(
+        CrossEntropy(),
+        exclude_if=lambda objective: (
+            objective == CrossEntropy()
+        ),  # a worker of an older version does not know the field
+        description="what the model minimises, as in the training that the gate is for",
+    )
     modes: tuple[Mode, ...] = Field(LADDER, min_length=1, fail_fast=True, description="rungs to climb, from eager up")
     phases: tuple[Phase, ...] = Field(
         ("train", "inference"), min_length=1, fail_fast=True, description="training steps, or forwards alone"

@@ -103,3 +103,11 @@ def test_a_compile_check_takes_an_objective_that_can_be_compiled() -> None:
     assert found(spec("compile", objective=CERTIFIED)) == [
         ("objective.name", "certified", "cross_entropy, or another one")
     ]
+
+
+def test_a_worker_of_an_older_version_reads_what_uses_nothing_new() -> None:
+    plain = spec("train").model_dump(mode="json", by_alias=True)
+    assert "stop" not in plain
+    assert list(plain["optimizer"]) == ["name", "lr", "weight_decay", "clip_norm", "betas", "eps"]
+    assert plain["schedule"] == {"decay": "cosine", "warmup": 0, "floor": 0.1}
+    assert "objective" not in spec("compile").model_dump(mode="json", by_alias=True)
