@@ -42,6 +42,15 @@ def stop(metric: str = "eval_loss", **fields: Any) -> dict[str, Any]:
             [("schedule.metric", "eval_accuracy", "one of eval_loss, eval_perplexity")],
         ),
         ({"schedule": {"decay": "wsd", "warmup": 3, "last": 7}}, [("schedule.last", 7, "at most 6")]),
+        ({"optimizer": MUON}, []),
+        (
+            {"optimizer": {**MUON, "groups": [{"match": ["*.bias", "head.wieght"]}]}},
+            [("optimizer.groups.0.match", "head.wieght", "one such as head.weight, head.bias, blocks.1.linear.weight")],
+        ),
+        (
+            {"optimizer": {"groups": [{"match": ["blocks.*"], "frozen": True}, {"match": ["head.*"], "frozen": True}]}},
+            [("optimizer.groups", None, "one that learns")],
+        ),
     ],
 )
 def test_what_a_training_follows_must_be_there(fields: dict[str, Any], expected: list[tuple[str, Any, str]]) -> None:
