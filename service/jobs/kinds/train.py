@@ -29,6 +29,8 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
         yield from check_export(spec.export, config)
         yield from check_data(spec.data, "data", spec.model, config)
         yield from _check_sequence(spec, config)
+        if names := config.parameter_names:
+            yield from (Problem(*reason) for reason in spec.optimizer.check(names))
     yield from (Problem(*reason) for reason in spec.objective.check(spec, spec.data.gives))
     yield from (Problem(*reason) for reason in spec.schedule.check(spec))
     yield from _check_evaluations(spec)
