@@ -49,13 +49,13 @@ class OpenRowsOptimiser(RowOptimiser):
 
     def _narrow(self, kept: Tensor) -> None:
         """Keep the rows ``kept`` ``(batch, count)`` of a pass, those of mirrored rows with their negatives."""
-        rows, batch = self.rows, len(kept)
+        rows = self.rows
         if isinstance(rows, IdentityRows):
             entries = rows.index.shape[1]
-            self.rows = replace(rows, index=_chosen(rows.index.expand(batch, -1), kept))
-            kept = torch.cat([kept, kept + entries], dim=1)
+            self.rows = replace(rows, index=_chosen(rows.index, kept))
+            kept = torch.cat([kept, kept + entries], dim=1) if rows.mirrored else kept
         else:
-            self.rows = _chosen(rows.expand(batch, *rows.shape[1:]), kept)
+            self.rows = _chosen(rows, kept)
         self.place = kept if self.place is None else self.place.gather(1, kept)
         for chosen in self.chosen.values():
             if chosen.parameters is not None:
@@ -73,6 +73,6 @@ class OpenRowsOptimiser(RowOptimiser):
 
 
 def _chosen(values: Tensor, kept: Tensor) -> Tensor:
-    """Return the rows ``kept`` ``(batch, count)`` of ``values`` ``(batch, rows, *any)``."""
+    """Return the rows ``kept`` ``(batch, count)`` of ``values`` ``(batch or 1, rows, *any)``."""
     index = kept.reshape(*kept.shape, *(1 for _ in values.shape[2:])).expand(*kept.shape, *values.shape[2:])
-    return values.gather(1, index)
+    return values.expand(len(kept), *values.shape[1:]).gather(1, index)
