@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.table import Table
@@ -17,7 +17,9 @@ from service.jobs.events import Level, is_at_least
 from service.jobs.spec.common import TERMINAL
 from service.jobs.text import documents
 from trivet.cli.context import JobArgument, JsonFlag, client, err, fails_well, out, print_json, refuse, table
-from trivet.client import Client
+
+if TYPE_CHECKING:
+    from trivet.client import Client
 
 _PLAINLY = 0.05
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")

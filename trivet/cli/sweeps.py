@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from service.jobs.records import Job, ListedJob
 from trivet.cli.context import table
-from trivet.client import Client
-from trivet.terminal import Terminal
+
+if TYPE_CHECKING:
+    from service.jobs.records import Job, ListedJob
+    from trivet.client import Client
+    from trivet.terminal import Terminal
 
 _PAGE = 1000
 
