@@ -1,12 +1,12 @@
 """Measures what the counters of a training cost: the job's own steps on the CPU, watched and unwatched in turn.
 
-    python benchmarks/counters.py [--rounds 20] [--steps 20]
+    python benchmarks/counters.py [--rounds 15]
 
-A round takes ``--steps`` steps with no counters, with every step watched, and with ``counters.every`` at its default.
-Printed for each model: milliseconds of a step without counters, what watching one step adds (the median over the rounds
-of the difference), that cost as a share of the time at the default, and the share that was measured at the default,
-which includes the noise of the machine. ``outliving`` lets the objective keep its newest results, so that each watched
-step is searched for holders.
+A round takes as many steps as the default of ``counters.every`` has between two watched ones: with no counters, with
+every step watched, and with the default. Printed are, for each model, medians over the rounds: milliseconds of a step
+without counters, what watching one step adds, that cost as a share of the time at the default, and the share that was
+measured at the default, which includes the noise of the machine. ``outliving`` lets the objective keep its newest
+results, so that each watched step is searched for holders.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def keep_newest(objective: Objective) -> None:
     object.__setattr__(objective, "mean", keeping)
 
 
-def measure(name: str, options: argparse.Namespace, *, outliving: bool) -> None:
+def measure(name: str, rounds_asked: int, *, outliving: bool) -> None:
     assert EVERY is not None
     with tempfile.TemporaryDirectory() as folder:
         loops = {every: loop_of(name, every, folder) for every in (None, 1, EVERY)}
@@ -89,23 +89,22 @@ def measure(name: str, options: argparse.Namespace, *, outliving: bool) -> None:
             if outliving:
                 keep_newest(loop.training.objective)
             seconds(loop, 5)
-        rounds = [{every: seconds(loop, options.steps) for every, loop in loops.items()} for _ in range(options.rounds)]
+        rounds = [{every: seconds(loop, EVERY) for every, loop in loops.items()} for _ in range(rounds_asked)]
     plain = statistics.median(each[None] for each in rounds)
     added = statistics.median(each[1] - each[None] for each in rounds)
-    measured = sum(each[EVERY] for each in rounds) / sum(each[None] for each in rounds) - 1
+    measured = statistics.median(each[EVERY] / each[None] for each in rounds) - 1
     row = f"{name}{', outliving' * outliving:<12} {plain * 1e3:8.2f} ms a step; a watched one {added * 1e3:+7.3f} ms"
     print(f"{row}; every {EVERY}: {added / EVERY / plain:7.3%} reckoned, {measured:+6.2%} measured", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=20, help="of each loop in a round")
-    options = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     for name in MODELS:
-        measure(name, options, outliving=False)
-    measure("mlp", options, outliving=True)
+        measure(name, rounds, outliving=False)
+    measure("mlp", rounds, outliving=True)
 
 
 if __name__ == "__main__":

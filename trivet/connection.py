@@ -73,7 +73,7 @@ class Connection:
     ) -> httpx2.Response:
         """Send one request, once."""
         with self._reaching():
-            response = self._http.request(method, path, params=_given(params), **options)
+            response = self._http.request(method, path, params=_leave_out_absent(params), **options)
         self._raise_for_problem(response)
         return response
 
@@ -82,7 +82,7 @@ class Connection:
         self, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
     ) -> Iterator[httpx2.Response]:
         """Yield the answer to a GET, sent once, whose body is read piece by piece."""
-        with self._reaching(), self._http.stream("GET", path, params=_given(params), **options) as response:
+        with self._reaching(), self._http.stream("GET", path, params=_leave_out_absent(params), **options) as response:
             if response.status_code >= 300:
                 response.read()
                 self._raise_for_problem(response)
@@ -168,7 +168,7 @@ def _raise_for_problem(response: httpx2.Response) -> None:
         raise Refused(response.status_code, response.reason_phrase, response.text[:500]) from None
 
 
-def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
+def _leave_out_absent(params: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (params or {}).items() if value is not None}
 
 

@@ -61,14 +61,14 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
         return _of_data_folder(settings, secret)
     if urlsplit(address.value).scheme not in ("http", "https", "unix"):
         raise TrivetError(
-            f"{_named('url', address)}={address.value!r} is not the address of a service; one looks like "
+            f"{_name_source('url', address)}={address.value!r} is not the address of a service; one looks like "
             "http://127.0.0.1:8437, https://host or unix:///folder/api.sock"
         )
     ca_cert = settings.ca_cert if _same_side(chosen.get("ca_cert"), address) else None
     if secret is None:
         return _known_here(settings, address, ca_cert)
     _check_meant(secret, address, _url_beside(secret, settings, chosen))
-    advice = None if key else f"the key is that of {_named('key', secret)}"
+    advice = None if key else f"the key is that of {_name_source('key', secret)}"
     return Endpoint(address.value, secret.value, ca_cert, advice)
 
 
@@ -84,8 +84,8 @@ def _check_meant(secret: _ChosenSetting, address: _ChosenSetting, beside: str | 
     if secret.found != address.found or (beside is not None and secret.source != address.source):
         meant = f", which is for {beside}" if beside is not None else ""
         raise MisdirectedKey(
-            f"the key from {_named('key', secret)}{meant} was not sent to {address.value}, the address from "
-            f"{_named('url', address)}: set {ENV_PREFIX}URL and {ENV_PREFIX}KEY together"
+            f"the key from {_name_source('key', secret)}{meant} was not sent to {address.value}, the address from "
+            f"{_name_source('url', address)}: set {ENV_PREFIX}URL and {ENV_PREFIX}KEY together"
         )
 
 
@@ -115,7 +115,7 @@ def _of_data_folder(settings: Settings, secret: _ChosenSetting | None) -> Endpoi
             check_owned(data.root, or_for_root=secret is None)
     except NotPrivateError as error:
         raise MisdirectedKey(f"the key was not sent: {error}") from None
-    named = f"that of {_named('key', secret)}" if secret else f"that in {settings.admin_key_path}"
+    named = f"that of {_name_source('key', secret)}" if secret else f"that in {settings.admin_key_path}"
     return Endpoint(url, secret.value if secret else admin_key, advice=f"the key is {named}")
 
 
@@ -152,7 +152,7 @@ def _same_side(source: str | None, address: _ChosenSetting) -> bool:
     return source is not None and _lies_in_working_folder(source) == address.found
 
 
-def _named(name: str, choice: _ChosenSetting) -> str:
+def _name_source(name: str, choice: _ChosenSetting) -> str:
     if choice.source == "environment":
         return f"{ENV_PREFIX}{name.upper()}"
     return f"the argument '{name}'" if choice.source == "argument" else f"{Path(choice.source).resolve()}"

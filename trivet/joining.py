@@ -23,7 +23,7 @@ def join(invitation: Invitation) -> dict[str, str]:
     """Return the variables for a worker of the inviting fleet; password and certificate are in this user's
     files. Raises :class:`CannotJoin`.
     """
-    variables = _kept(invitation, _folder(invitation))
+    variables = _keep_settings(invitation, _folder(invitation))
     given: dict[str, Any] = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in variables.items()}
     settings = Settings(**given)
     store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
@@ -52,7 +52,7 @@ def _folder(invitation: Invitation) -> Path:
     return Path(state, "trivet", invitation.user)
 
 
-def _kept(invitation: Invitation, folder: Path) -> dict[str, str]:
+def _keep_settings(invitation: Invitation, folder: Path) -> dict[str, str]:
     close_to_others(folder)
     atomic_write(folder / "password", invitation.password.encode())
     variables = {

@@ -72,7 +72,7 @@ async def authenticated(
     """Return the key of this request; 401 without a valid one, 403 if it lacks a scope. The key is looked up once."""
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
-        caller = request.state.caller = await _admitted(request, bearer)
+        caller = request.state.caller = await _admit_caller(request, bearer)
     missing = [scope for scope in scopes.scopes if scope not in granted(caller)]
     if missing:
         raise ProblemError(
@@ -99,7 +99,7 @@ def admit_ahead(scope: ConnectionScope, store: Store, needed: Scope) -> ApiKey |
     return key
 
 
-async def _admitted(request: Request, bearer: HTTPAuthorizationCredentials | None) -> Caller:
+async def _admit_caller(request: Request, bearer: HTTPAuthorizationCredentials | None) -> Caller:
     store = context_of(request.app).store
     if bearer is not None:
         caller = await _by_key(request, store, bearer.credentials)

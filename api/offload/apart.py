@@ -72,7 +72,7 @@ class Apart:
             raise NotReady from error
         finally:
             leaving.cancel()
-            await _closed(asking)
+            await _close_request(asking)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -84,7 +84,7 @@ class Apart:
         while True:
             with tempfile.TemporaryDirectory(prefix="trivet-api-") as folder:
                 path = Path(folder) / "socket"
-                process = await _started(path)
+                process = await _start_process(path)
                 try:
                     assert process.stdout is not None
                     if await process.stdout.read(len(READY)) == READY:
@@ -102,7 +102,7 @@ class Apart:
 _CONNECTIONS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
 
 
-async def _started(path: Path) -> Process:
+async def _start_process(path: Path) -> Process:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
@@ -161,7 +161,7 @@ async def _pass_on(answer: httpx2.Response, send: Send, leaving: asyncio.Task[No
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _closed(asking: asyncio.Task[httpx2.Response]) -> None:
+async def _close_request(asking: asyncio.Task[httpx2.Response]) -> None:
     """End a request that was passed on, answered or not."""
     asking.cancel()
     (answer,) = await asyncio.gather(asking, return_exceptions=True)

@@ -65,7 +65,7 @@ class CheckServer:
         """Start a process of these limits. Raises :class:`CheckUnavailable`."""
         number = next(self.numbers)
         ended = self.endings[number] = asyncio.get_running_loop().create_future()
-        ended.add_done_callback(_retrieved)
+        ended.add_done_callback(_read_end)
         ours, theirs = socket.socketpair()
         with theirs:
             self.send(CheckCommand(number=number, limits=limits), theirs)
@@ -168,7 +168,7 @@ class CheckProcess:
         self.writer.close()
 
 
-def _retrieved(ended: asyncio.Future[CheckEnding]) -> None:
+def _read_end(ended: asyncio.Future[CheckEnding]) -> None:
     """Read a process's end; its error counts only while a check waits for it."""
     if not ended.cancelled():
         ended.exception()

@@ -92,7 +92,7 @@ class Checker:
         requests wait.
         """
         async with self._turn(owner):
-            return await self._answered(request, owner)
+            return await self._answer_request(request, owner)
 
     @contextlib.asynccontextmanager
     async def _turn(self, owner: str) -> AsyncIterator[None]:
@@ -114,7 +114,7 @@ class Checker:
             self._server = CheckServer.start()
         return self._server
 
-    async def _answered(self, request: AnyRequest, owner: str) -> bytes:
+    async def _answer_request(self, request: AnyRequest, owner: str) -> bytes:
         text = request.model_dump_json().encode()
         within_s = self._limits.processor_s * self._settings.clock_ratio
         kept = None if request.opens_files else self._kept.pop(owner, None)

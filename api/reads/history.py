@@ -33,7 +33,7 @@ def events(
     """
     store.artifacts.fetch_records(job_id)
     folders = attempt_folders(data.job(job_id).attempts)
-    streamed = _streamed(store, job_id, types, newest=max(folders, default=1))
+    streamed = _read_stream(store, job_id, types, newest=max(folders, default=1))
     for number in sorted({*folders, *streamed.values()}):
         if attempt not in (None, number):
             continue
@@ -52,7 +52,7 @@ def newest_logs(
     """
     store.artifacts.fetch_records(job_id)
     folders = attempt_folders(data.job(job_id).attempts)
-    streamed = _streamed(store, job_id, frozenset({"log"}), newest=max(folders, default=1))
+    streamed = _read_stream(store, job_id, frozenset({"log"}), newest=max(folders, default=1))
     for number in sorted({*folders, *streamed.values()}, reverse=True):
         if attempt not in (None, number):
             continue
@@ -81,7 +81,7 @@ def _with_streamed(on_record: Iterator[dict[str, Any]], streamed: list[dict[str,
     yield from (event for event in left if event_key(event) not in known)
 
 
-def _streamed(store: Store, job_id: str, types: frozenset[str], newest: int) -> dict[bytes, int]:
+def _read_stream(store: Store, job_id: str, types: frozenset[str], newest: int) -> dict[bytes, int]:
     """Return the stream's events of these types, each with the attempt during which it arrived: the ``newest``
     if the beginning of the stream was trimmed.
     """

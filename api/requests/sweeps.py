@@ -21,7 +21,7 @@ def children_of(spec: CommonSpec) -> list[Child]:
     children: list[Child] = []
     errors: dict[tuple[str, str], FieldError] = {}
     locator = Locator(spec_adapter.core_schema)
-    for swept in _expanded(spec):
+    for swept in _expand_sweep(spec):
         try:
             children.append((swept.parameters, spec_adapter.validate_python(swept.body)))
         except ValidationError as error:
@@ -34,7 +34,7 @@ def children_of(spec: CommonSpec) -> list[Child]:
     return children
 
 
-def _expanded(spec: CommonSpec) -> Iterator[SweptSpec]:
+def _expand_sweep(spec: CommonSpec) -> Iterator[SweptSpec]:
     try:
         yield from expand(spec)
     except NoPlace as error:

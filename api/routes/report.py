@@ -23,13 +23,13 @@ _MOST_BYTES = 64 << 20
 def get_job_report(job: ReadableJob, store: StoreDep) -> dict[str, Any]:
     """Return a job's report: every rung and the gate of a compile job, the result of a train or verify job."""
     artifact = KINDS.declaration(job.kind).report if job.kind in KINDS.provided else None
-    found = job.result if artifact is None else _published(store, job.id, artifact)
+    found = job.result if artifact is None else _read_report(store, job.id, artifact)
     if found is None:
         raise ProblemError(404, _why_none(job))
     return found
 
 
-def _published(store: Store, job_id: str, artifact: str) -> dict[str, Any] | None:
+def _read_report(store: Store, job_id: str, artifact: str) -> dict[str, Any] | None:
     try:
         report = json.loads(store.artifacts.read(job_id, artifact, _MOST_BYTES))
     except (NotFound, ValueError, RecursionError):

@@ -82,7 +82,7 @@ def list_deliveries(
     webhook_id: str, key: Maintainer, store: StoreDep, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> Deliveries:
     """List the newest deliveries of a webhook, newest first, with their outcome."""
-    _own(store, webhook_id, key)
+    _check_own(store, webhook_id, key)
     return Deliveries(items=store.webhooks.deliveries(webhook_id, limit))
 
 
@@ -115,7 +115,7 @@ def list_notices(job: ReadableJob, store: StoreDep, limit: Annotated[int, Query(
 @router.delete("/webhooks/{webhook_id}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_webhook(webhook_id: str, request: Request, key: Maintainer, store: StoreDep) -> None:
     """Delete a webhook; nothing more is sent."""
-    _own(store, webhook_id, key)
+    _check_own(store, webhook_id, key)
     store.webhooks.delete(webhook_id)
     audit(request, "webhook.delete", subject=webhook_id)
 
@@ -150,7 +150,7 @@ def _is_of(webhook: Webhook, key: Caller) -> bool:
     return key.is_operator or webhook.project == key.project
 
 
-def _own(store: Store, webhook_id: str, key: Caller) -> None:
+def _check_own(store: Store, webhook_id: str, key: Caller) -> None:
     """Raise :class:`NotFound` even for a webhook of others, which this key may not know of."""
     if not _is_of(store.webhooks.get(webhook_id), key):
         raise NotFound(f"there is no webhook {webhook_id}")

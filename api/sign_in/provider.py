@@ -232,10 +232,10 @@ class OpenIdProvider:
             refreshes = but_not is not None and known is but_not and now - self._refreshed > _REFRESH_S
             if known is None or refreshes or now - known.at > _METADATA_S:
                 self._refreshed = now if refreshes else self._refreshed
-                known = self._known = self._fetched(now)
+                known = self._known = self._fetch_keys(now)
             return known
 
-    def _fetched(self, now: float) -> _ProviderKeys:
+    def _fetch_keys(self, now: float) -> _ProviderKeys:
         url = f"{self._party.issuer.rstrip('/')}/.well-known/openid-configuration"
         try:
             metadata = ProviderMetadata.model_validate(self._ask("GET", url))

@@ -245,7 +245,7 @@ class Hub:
         known = [(feed, feed.discovered_ms) for feed in covered]
         caught_up = [feed for feed in covered if feed.ahead]
         rounds: list[tuple[Channel, Round]] = []
-        for feed, its_batches in self._addressed(incoming, asked).items():
+        for feed, its_batches in self._address_batches(incoming, asked).items():
             if (found := feed.cursor.take(its_batches)) is not None:
                 feed.rounds += 1
                 rounds.append((feed, found))
@@ -271,7 +271,9 @@ class Hub:
             if number % self.settings.handed_at_once == 0:
                 await pace.rest()
 
-    def _addressed(self, incoming: Sequence[FrameBatch], asked: Mapping[str, str]) -> dict[Channel, list[FrameBatch]]:
+    def _address_batches(
+        self, incoming: Sequence[FrameBatch], asked: Mapping[str, str]
+    ) -> dict[Channel, list[FrameBatch]]:
         """Return the batches of each feed, and note how far the hub has read. A job that is now read from an
         earlier position is left to that read.
         """
@@ -321,13 +323,13 @@ class Hub:
             credentials = list({subscription.credential for subscription in self._subscriptions})
             with contextlib.suppress(StoreUnavailable):
                 ended = await asyncio.to_thread(self._ended, credentials) if credentials else set()
-                hidden = await self._hidden()
+                hidden = await self._hidden_feeds()
                 for subscription in self._subscriptions:
                     if subscription.credential in ended or subscription.feed in hidden:
                         subscription.revoked = True
                         subscription.wake.set()
 
-    async def _hidden(self) -> set[Channel]:
+    async def _hidden_feeds(self) -> set[Channel]:
         """Return the feeds over named jobs that include a job their project may not read."""
         named: dict[str, set[Channel]] = {}
         for feed in self._feeds.values():

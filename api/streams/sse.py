@@ -63,7 +63,7 @@ class _EventStream:
                 elif self._has_ended:
                     return
                 else:
-                    await self._woken()
+                    await self._wait_for_events()
                     yield b""
                 continue
             if not checked:
@@ -88,7 +88,7 @@ class _EventStream:
                 found.append(frames.gap(job_id, first))
         return found
 
-    async def _woken(self) -> None:
+    async def _wait_for_events(self) -> None:
         """Wait for events, but no longer than a silence may last."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.hub.settings.ping_s):

@@ -60,10 +60,13 @@ def _of_part(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
     *,
+    run_check: bool = False,
     shape: torch.Size | None = None,
     **_: Any,
 ) -> DTensor:
     """Return ``DTensor.from_local`` of these arguments: without a ``shape``, parts are of one size."""
+    if run_check:
+        raise UnsupportedModelError("DTensor.from_local with run_check=True asks other ranks; expected False")
     if device_mesh is None:
         raise UnsupportedModelError("DTensor.from_local has no device_mesh; expected that of the tensor-parallel ranks")
     spread = placements or (Replicate(),) * device_mesh.ndim

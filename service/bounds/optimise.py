@@ -359,12 +359,18 @@ class RowOptimiser(SlopeOptimiser):
         if self.best is None:
             self.best = torch.full_like(bounds, -torch.inf, requires_grad=False)
             self.settled = torch.zeros_like(self.best, dtype=torch.bool)
-        assert self.settled is not None
-        # A settled row takes no more bounds, so its bound does not depend on how long others of its part go on.
-        torch.maximum(self.best, bounds.detach().masked_fill(self.settled, -torch.inf), out=self.best)
+        self._keep_best(bounds.detach())
         if bounds.requires_grad:
             # Without a bound there is no direction either.
             self.step(bounds, -bounds.detach().isfinite().to(bounds.dtype))
+
+    def _keep_best(self, bounds: Tensor) -> None:
+        """Take the bounds of rows that are not settled: those of a row do not depend on how long others of its part go
+        on.
+        """
+        assert self.best is not None
+        assert self.settled is not None
+        torch.maximum(self.best, bounds.masked_fill(self.settled, -torch.inf), out=self.best)
 
 
 def _before(network: Network, start: str) -> list[str]:

@@ -12,6 +12,7 @@ from itertools import groupby
 import torch
 
 from service.compilation.forks import EXCHANGED, FINEST, PLAN, STOP, UNKNOWN, Seat
+from service.compilation.instruments.profile import start_profiler
 from service.compilation.judgement import Result
 from service.compilation.ladder import climb
 from service.compilation.plans import Plan, chosen
@@ -56,14 +57,18 @@ class ClimbTask:
         runs = RunSeconds(lambda name: seat.tell(DOES, name))
         with runs.counted("preparing"):
             prepared = prepare()
-        seat.tell(PREPARED, prepared.about)
+        own = self._cases(prepared.program, seat)
+        with runs.counted("starting code generation"):
+            seat.tell(PREPARED, (prepared.about, prepared.start([case.rung for case in own])))
+        with runs.counted("starting the profiler"):
+            start_profiler(prepared.program.device)
         plan = replace(
             prepared.plan,
             alone=lambda: _measuring_alone(seat.races, runs),
             tells=runs.begin,
             exchange=FileExchange(seat.races, seat.exchanged, EXCHANGED, partial(runs.counted, "waiting for others")),
         )
-        for phase, cases in groupby(self._cases(prepared.program, seat), lambda case: case.phase):
+        for phase, cases in groupby(own, lambda case: case.phase):
             watch = Stopwatch()
             rungs = [case.rung for case in cases]
 

@@ -57,9 +57,9 @@ def climb_apart(
     """Yield the results of all rungs in the order of the last of ``plans``, like
     :func:`service.compilation.ladder.climb`.
 
-    Each of the ``forks`` gets its part of every plan; ``told`` is called once with the preparations, ``watcher`` with
-    what each process does. A process whose rung takes longer than its ``share`` is killed. Raises the error of a
-    process that was the only one.
+    Each of the ``forks`` gets its part of every plan; ``told`` is called with the preparations of each process,
+    ``watcher`` with what it does. A process whose rung takes longer than its ``share`` is killed. Raises the error of
+    a process that was the only one.
     """
     with _ClimbInProcesses(forks, plans, should_stop, told, watcher, share) as under_way:
         blocked: dict[Phase, str] = {}
@@ -102,7 +102,6 @@ class _ClimbInProcesses:
     processes: list[_Climber] = field(default_factory=list)
     again: list[RungCase] = field(default_factory=list)
     found: dict[RungCase, Climbed] = field(default_factory=dict)
-    is_prepared: bool = False
 
     @property
     def everything(self) -> tuple[RungCase, ...]:
@@ -165,9 +164,7 @@ class _ClimbInProcesses:
             self._report_crash(process)
             return
         if word == climber_process.PREPARED:
-            if not self.is_prepared:
-                self.told(content)
-            self.is_prepared = True
+            self.told(content)
         elif word == climber_process.TAKES:
             process.left = list(content)
             process.alone = process.alone or len(content) == len(self.everything)

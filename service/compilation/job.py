@@ -75,7 +75,7 @@ def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> d
 def serve(spec: CompileSpec, context: RunContext, seat: Seat, task: ClimbTask | None) -> None:
     """Do a task in a process of its own: climb or, without rungs to climb, prove the detectors."""
     if task is not None:
-        task.climb(lambda: prepare_alone(spec, context, climb_to(spec.modes)), seat)
+        task.climb(lambda: prepare_alone(spec, context), seat)
     else:
         seat.tell("proved", kept_or_run(self_test, own_cache(), context.device_type))
 
@@ -116,8 +116,9 @@ def _climb_apart(
     prepared: list[tuple[Subject, float | None]] = []
 
     def hear(about: tuple[Subject, float | None]) -> None:
-        context.report.log(_describe_beginning(spec, context, rungs, about[0]))
-        context.report.phase("first rung")
+        if not prepared:
+            context.report.log(_describe_beginning(spec, context, rungs, about[0]))
+            context.report.phase("first rung")
         prepared.append(about)
 
     planned = plans(rungs, spec.phases, len(os.sched_getaffinity(0)))
@@ -126,7 +127,8 @@ def _climb_apart(
     results = list(activity.report_results(climbed))
     if not prepared:
         raise HostFaultError("no process of the check came to its first rung")
-    subject, toolchain_s = prepared[0]
+    subject = prepared[0][0]
+    toolchain_s = next((seconds for _, seconds in prepared if seconds is not None), None)
     proved = SelfTest(()) if context.should_stop() else _receive_proofs(proving)
     proving.end()
     return Climb(subject, toolchain_s, results, proved)
@@ -178,7 +180,9 @@ def _diagnose(
     to_explain = [each for each in stopped if each.observation is not None and not each.observation.crashed]
     if not to_explain:
         return []
-    prepared = prepared or prepare_alone(spec, context, rungs)
+    if prepared is None:
+        prepared = prepare_alone(spec, context)
+        prepared.start(rungs)
     return list(diagnose_all(context, prepared.program, to_explain, prepared.plan))
 
 

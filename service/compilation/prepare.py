@@ -27,16 +27,23 @@ class Prepared:
     plan: RunPlan
     about: Any
     """What the report says of both; a process of its own sends it to the one that started it."""
+    toolchain: Toolchain | None = None
+    """What to start before a rung generates code; ``None`` if that has been done."""
+
+    def start(self, rungs: Sequence[Rung]) -> float | None:
+        """Start what these rungs need; return the seconds of the one-off start of code generation, if that was."""
+        seconds = None if self.toolchain is None else start_toolchain(self.toolchain, rungs)
+        gc.collect()
+        gc.freeze()  # imported objects hold no results, and searching them takes long
+        return seconds
 
 
-def prepare_alone(spec: CompileSpec, context: RunContext, rungs: Sequence[Rung]) -> Prepared:
+def prepare_alone(spec: CompileSpec, context: RunContext) -> Prepared:
     """Prepare the program as a process of its own climbs it, without other ranks."""
     device = distributed.start_alone(context.device_type)
-    toolchain_s = start_toolchain(Toolchain(device), rungs)
-    gc.freeze()  # imported objects hold no results, and searching them takes long
     target = target_of(spec, context, device)
     plan = replace(plan_run(target.program, spec.steps, spec.permitted, slowest), fullgraph=spec.fullgraph)
-    return Prepared(target.program, plan, (target.subject, toolchain_s))
+    return Prepared(target.program, plan, target.subject, Toolchain(device))
 
 
 def start_toolchain(toolchain: Toolchain, rungs: Sequence[Rung]) -> float | None:

@@ -16,7 +16,6 @@ from service.jobs.files import WEIGHTS, JobPaths, finished
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
 from service.models.registry import FamilyConfig
-from service.parallel import checkpoint
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.placement import global_rows, global_tensors
@@ -95,6 +94,8 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
     ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
     :class:`WeightsError` naming the steps that there are.
     """
+    from service.parallel import checkpoint  # noqa: PLC0415 - it takes long to import, and few jobs read checkpoints
+
     model = finished(paths.artifacts)
     if model is not None and step in ("latest", model["step"]):
         if checkpoint.first_damaged(paths.artifacts, {WEIGHTS: model["sha256"]} if "sha256" in model else {}):
@@ -112,6 +113,8 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
 
 
 def _damaged(paths: JobPaths, file: str) -> WeightsError:
+    from service.parallel import checkpoint  # noqa: PLC0415
+
     steps = ", ".join(str(each.step) for each in checkpoint.complete(paths.checkpoints)) or "none"
     return WeightsError(
         f"{paths.root.name}: {file} has changed since it was written; choose the weights of another step (checkpoints: "

@@ -20,7 +20,6 @@ from service.jobs.spec.arithmetic import DtypeName
 from service.jobs.spec.families import TransformerConfig
 from service.models.full_weights import WeightsError
 from service.parallel.distributed import build_once
-from service.parallel.fsdp import torch_dtype
 
 __all__ = ["load", "tensors_of", "write"]
 
@@ -107,6 +106,8 @@ def write(
 
     A table that embedding and head share is written once. ``tokenizer`` is a ``tokenizer.json`` that goes with them.
     """
+    from service.parallel.fsdp import torch_dtype  # noqa: PLC0415 - FSDP takes long to import, and few jobs need this
+
     wanted, names = torch_dtype(dtype), their_names(config)
     tensors = {theirs: weights[ours].to(wanted).contiguous() for ours, theirs in names.items()}
     with atomic_draft(folder) as draft:

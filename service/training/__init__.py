@@ -1,5 +1,5 @@
 """Trains a model on a mesh.
 
 ``job`` is the program of every rank: ``setup`` builds what trains, in named steps, ``loop`` takes the steps with
-``engine``, and ``objective`` has the losses.
+``engine``, and ``optimizers`` has what updates parameters.
 """

@@ -72,9 +72,9 @@ def certify(
         if batch.rows.shape[1]:
             margin = (analysis.lower_bounds(batch.rows) - batch.thresholds).amin(dim=1)
     tp_group = engine.network.tp_group
-    output = _uncrossed(Interval(tp_group.agree(output.lower), tp_group.agree(output.upper)))
+    output = _uncross(Interval(tp_group.agree(output.lower), tp_group.agree(output.upper)))
     margin = tp_group.agree(margin)
-    proved = _proved(margin, output, batch)
+    proved = _proved_margins(margin, output, batch)
     verdicts = tuple(_verdict(bad, good) for bad, good in zip(violated.tolist(), proved.tolist(), strict=True))
     seconds = (time.monotonic() - start) / len(verdicts)
     return Outcome(batch, verdicts, output, margin, dict(analysis.inputs), seconds)
@@ -92,14 +92,14 @@ def _output_bounds(analysis: Analysis, shape: Sequence[int], like: Tensor) -> In
     return Interval(bounds[:, :outputs], -bounds[:, outputs:])
 
 
-def _uncrossed(output: Interval) -> Interval:
+def _uncross(output: Interval) -> Interval:
     """Return the bounds; where rounding made their ends cross, widen them by the amount of the crossing."""
     missing = (output.lower - output.upper).clamp(min=0)
     lower, upper = torch.minimum(output.lower, output.upper), torch.maximum(output.lower, output.upper)
     return Interval(lower - missing, upper + missing)
 
 
-def _proved(margin: Tensor, output: Interval, batch: InstanceBatch) -> Tensor:
+def _proved_margins(margin: Tensor, output: Interval, batch: InstanceBatch) -> Tensor:
     """Return which margins are positive beyond the allowance for rounding.
 
     The relative margin is a part of the largest output bound, times the row's 1-norm. A property without rows proves

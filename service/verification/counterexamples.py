@@ -59,17 +59,17 @@ class CounterexampleChecker:
             return suspects
         found = self.tp_group.agree(self.precise(batch.witnesses))
         for index in suspects.nonzero().flatten().tolist():
-            suspects[index] = self._confirmed(batch.witnesses[index], found[index], batch.violations[index])
+            suspects[index] = self._is_confirmed(batch.witnesses[index], found[index], batch.violations[index])
         return suspects
 
-    def _confirmed(self, witness: Tensor, outputs: Tensor, violations: Sequence[Halfspace]) -> bool:
-        if not _contained(violations, Interval.point(outputs)):
+    def _is_confirmed(self, witness: Tensor, outputs: Tensor, violations: Sequence[Halfspace]) -> bool:
+        if not _is_contained(violations, Interval.point(outputs)):
             return False
         if self.runtime is not None:
             there = torch.from_numpy(self.runtime.flat(np.asarray(witness.cpu())))
-            if not _contained(violations, Interval.point(there)):
+            if not _is_contained(violations, Interval.point(there)):
                 return False
-        return self.enclosed is None or _contained(violations, self.enclosed(witness))
+        return self.enclosed is None or _is_contained(violations, self.enclosed(witness))
 
     @torch.no_grad()
     def predictions(self, batch: InstanceBatch) -> list[int]:
@@ -98,7 +98,7 @@ class CounterexampleChecker:
         return values.amin(dim=1)
 
 
-def _contained(halfspaces: Sequence[Halfspace], outputs: Interval) -> bool:
+def _is_contained(halfspaces: Sequence[Halfspace], outputs: Interval) -> bool:
     lower, upper = outputs.lower.tolist(), outputs.upper.tolist()
     return any(each.contains(lower, upper) for each in halfspaces)
 

@@ -54,13 +54,13 @@ def undefined_within(task: Task, boxes: Interval, deadline: float) -> str | None
     """
     left, at_once = boxes.map(lambda end: end.to(task.device, torch.float64)), _at_once(task)
     size, engine = magnitude(left).amax(), _in_double(task)
-    found = _undefined(task, engine, IBP, left)
+    found = _find_undefined(task, engine, IBP, left)
     done = len(left.lower)
     while found:
         left = _those(left, torch.stack(list(found.values())).any(dim=0))
         if len(left.lower) <= FEW and done <= MOST_BOXES // 2:
             try:
-                if not (found := _undefined(task, engine, CROWN, left, deadline)):
+                if not (found := _find_undefined(task, engine, CROWN, left, deadline)):
                     return None
             except OutOfTimeError:
                 return f"{_described(task, found)}, for all that its time allowed to find out,"
@@ -71,7 +71,7 @@ def undefined_within(task: Task, boxes: Interval, deadline: float) -> str | None
             return _described(task, found)
         if time.monotonic() > deadline:
             return f"{_described(task, found)}, for all that its time allowed to find out,"
-        found = _undefined(task, engine, IBP, left)
+        found = _find_undefined(task, engine, IBP, left)
     return None
 
 
@@ -115,7 +115,7 @@ def _in_double(task: Task) -> NetworkEngine:
     )
 
 
-def _undefined(
+def _find_undefined(
     task: Task, engine: NetworkEngine, method: Method, boxes: Interval, deadline: float = inf
 ) -> Mapping[str, Tensor]:
     analysis = engine.analyse(method, boxes, task.options if deadline == inf else task.options.until(deadline))

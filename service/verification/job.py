@@ -169,7 +169,7 @@ class _InstanceRunner:
 
     def run(self) -> None:
         """Run until every instance is decided or the attempt is asked to end."""
-        decided = self._resumed()
+        decided = self._resume_rows()
         for each in self.loaded.refused:
             self._refuse(each, decided)
         with suppress(StoppedError):
@@ -183,7 +183,7 @@ class _InstanceRunner:
             self.failures.add(own, refused.fault)
             return
         method, asked = first.method_label, first.asked
-        self._decided(
+        self._note_decided(
             [DecidedRow(results.refused_row(instance, method, asked, refused.reason), []) for instance in own]
         )
 
@@ -201,12 +201,12 @@ class _InstanceRunner:
             # All ranks of a group stop together: else some would wait for the others in a collective.
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
-            for entry in self._bounded(task, instances, method, searches, checks):
+            for entry in self._bound_batch(task, instances, method, searches, checks):
                 search = partial(self._searched, task, entry, searches, checks)
                 row = self.failures.unless_failed(task, [entry.instance], search)
                 if row is None:
                     continue
-                self._decided([DecidedRow(row, entry.layers)])
+                self._note_decided([DecidedRow(row, entry.layers)])
                 if self.loaded.assignment.leads:
                     self.context.report.log(_searched(row))
 
@@ -214,7 +214,7 @@ class _InstanceRunner:
         row = checks.settled(replace(entry, row=searches.decided(entry.row)), searches.limit(entry.instance))
         return _add_outputs(row, task, checks.guard.checker)
 
-    def _resumed(self) -> set[int]:
+    def _resume_rows(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are reported again, since the last
         ones may not have arrived.
         """
@@ -231,7 +231,7 @@ class _InstanceRunner:
             self.context.report.log(f"{len(decided)} instances were decided by an earlier attempt")
         return decided
 
-    def _bounded(
+    def _bound_batch(
         self,
         task: Task,
         instances: list[int],
@@ -295,7 +295,10 @@ class _InstanceRunner:
     def _at_once(
         self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker, deadline: float
     ) -> list[DecidedRow]:
-        batch, options = task.asked.batch(instances, task.like), self._metered(task, len(instances), deadline)
+        batch, options = (
+            task.asked.batch(instances, task.like),
+            self._options_with_progress(task, len(instances), deadline),
+        )
         outcome = certify(task.engine, checker, method, options, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
@@ -303,7 +306,7 @@ class _InstanceRunner:
         layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
         return [DecidedRow(*each) for each in zip(rows, layers, outcome.overflows, strict=True)]
 
-    def _metered(self, task: Task, size: int, deadline: float) -> BoundOptions:
+    def _options_with_progress(self, task: Task, size: int, deadline: float) -> BoundOptions:
         """Return the task's options, with a progress that reports the analysis of a batch of ``size``
         instances, and ends it at the deadline if no other rank waits.
         """
@@ -318,7 +321,7 @@ class _InstanceRunner:
             return task.options.until(deadline, tell)
         return task.options if self.progress is None else replace(task.options, progress=ProgressMeter(tell))
 
-    def _decided(self, entries: list[DecidedRow]) -> None:
+    def _note_decided(self, entries: list[DecidedRow]) -> None:
         self._record(entries)
         self._count(len(entries))
 

@@ -65,7 +65,7 @@ class OutsideAttack:
         query = self.task.asked.query(row.instance)
         started, most = time.monotonic(), min(limit, MOST_SECONDS)
         if row.verdict != Verdict.VERIFIED.value and row.lower:
-            row = self._noted(row, overflows, started + SHARE * most)
+            row = self._note_undefined(row, overflows, started + SHARE * most)
         if row.verdict in {Verdict.UNKNOWN.value, "timeout"}:
             return replace(row, reason=f"{row.reason or ''}{open_tests(self.task, row.instance)}" or None)
         if row.verdict != Verdict.VERIFIED.value or query is None:
@@ -84,7 +84,7 @@ class OutsideAttack:
             and (overflows or self._may_be_undefined)
             and (node := undefined_in(self.task, specified, defined_by)) is not None
         ):
-            return _undecided(
+            return _leave_undecided(
                 row, f"{node} may have no value in the box, or overflow: the output may be no number (NaN)"
             )
         if self.task.outside is None or not self.task.spec.budget.replays:
@@ -95,14 +95,16 @@ class OutsideAttack:
             try:
                 outputs = torch.from_numpy(self.task.outside.run(x.numpy()))
             except UnsupportedModelError as error:
-                return _undecided(row, f"at an input of the box, {error}")
+                return _leave_undecided(row, f"at an input of the box, {error}")
             if bool(outputs.isnan().any()):
-                return _undecided(row, f"onnxruntime gives no number (NaN) at an input of the box, {_show_point(x)}")
+                return _leave_undecided(
+                    row, f"onnxruntime gives no number (NaN) at an input of the box, {_show_point(x)}"
+                )
             if self._is_violated(specification, x.double(), outputs):
-                raise self._reported(row, x, outputs)
+                raise self._report_wrong(row, x, outputs)
         return row
 
-    def _noted(self, row: BoundsRow, overflows: bool, deadline: float) -> BoundsRow:
+    def _note_undefined(self, row: BoundsRow, overflows: bool, deadline: float) -> BoundsRow:
         """Return the row with a note where a value that its output depends on may be no number: what reads it may be
         a number all the same, and outside of the bounds.
         """
@@ -138,21 +140,21 @@ class OutsideAttack:
     ) -> Iterator[tuple[Specification, Tensor]]:
         """Yield inputs in the file's own type, each with the part of the query that it is about."""
         count = self.task.spec.budget.replays
-        visited = list(self._visited(every, instance, count // 2))
+        visited = list(self._visited_inputs(every, instance, count // 2))
         yield from visited
         count -= len(visited)
         chosen = every[:: max(1, -(-len(every) // count))]
         generator = torch.Generator().manual_seed(instance)
         share = max(1, count // len(chosen))
-        corners = [self._guided(one, share - 1, deadline) for one in chosen]
-        each = [_drawn(*pair, share, generator) for pair in zip(chosen, corners, strict=True)]
+        corners = [self._guided_inputs(one, share - 1, deadline) for one in chosen]
+        each = [_draw_inputs(*pair, share, generator) for pair in zip(chosen, corners, strict=True)]
         for place in range(max(len(drawn) for drawn in each)):  # the first of each box, then the second
             for one, drawn in zip(chosen, each, strict=True):
                 x = None if place >= len(drawn) else _in_type(one, drawn[place], self._type_of_inputs)
                 if x is not None:
                     yield one, x
 
-    def _visited(
+    def _visited_inputs(
         self, every: Sequence[Specification], instance: int, most: int
     ) -> Iterator[tuple[Specification, Tensor]]:
         """Yield inputs at which the instance's search came nearest to a counterexample, if this rank is alone: ranks
@@ -169,7 +171,7 @@ class OutsideAttack:
                     yield one, found
             left = left[~is_inside]
 
-    def _guided(self, specification: Specification, most: int, deadline: float) -> Tensor:
+    def _guided_inputs(self, specification: Specification, most: int, deadline: float) -> Tensor:
         """Return the centre of a box, and the corners to which gradients point, one for each row of outputs; ``most``
         of them, and none where other ranks have a part of the model.
         """
@@ -189,7 +191,7 @@ class OutsideAttack:
                 corners.append(torch.where(slope[0].to(lower) > 0, lower, upper))
         return torch.stack(corners)
 
-    def _reported(self, row: BoundsRow, x: Tensor, outputs: Tensor) -> WrongBoundsError:
+    def _report_wrong(self, row: BoundsRow, x: Tensor, outputs: Tensor) -> WrongBoundsError:
         """Return the error that takes the row's place, after an artifact that shows it."""
         name = f"error-of-instance-{row.instance}.zip"
         if self.task.leads:
@@ -216,7 +218,7 @@ class OutsideAttack:
         return content.getvalue()
 
 
-def _drawn(specification: Specification, guided: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def _draw_inputs(specification: Specification, guided: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Return so many inputs of a box: the ``guided`` ones, its ends, random corners and inputs between."""
     others = within(specification.first[None], specification.last[None], max(3, count - len(guided)), generator)
     return specification.nearest(torch.cat([guided, others])[:count])
@@ -237,7 +239,7 @@ def _in_type(specification: Specification, x: Tensor, dtype: torch.dtype) -> Ten
     return found if is_inside and has_one else None
 
 
-def _undecided(row: BoundsRow, reason: str) -> BoundsRow:
+def _leave_undecided(row: BoundsRow, reason: str) -> BoundsRow:
     return replace(row, verdict=Verdict.UNKNOWN.value, decided_by=None, reason=reason)
 
 

@@ -51,7 +51,7 @@ def rows_of(
             margin=_finite(margins[index]),
             method=method,
             decided_by=_DECIDED_BY[verdict],
-            reason=_undecided(asked, instance, _overflow(outcome, index)) if verdict is Verdict.UNKNOWN else None,
+            reason=_why_open(asked, instance, _overflow(outcome, index)) if verdict is Verdict.UNKNOWN else None,
             seconds=outcome.seconds,
             domains=1,
             counterexample=witnesses[index].double().tolist() if verdict is Verdict.FALSIFIED else None,
@@ -60,7 +60,7 @@ def rows_of(
     ]
 
 
-def _undecided(asked: Property, instance: int, overflow: str) -> str:
+def _why_open(asked: Property, instance: int, overflow: str) -> str:
     reason = "only bounds were asked for" if asked.query(instance) is None else "the bounds do not decide it"
     return reason + overflow
 

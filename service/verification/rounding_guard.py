@@ -68,14 +68,16 @@ class RoundingGuard:
         if rounding <= allowed or rounding < _margin(row):
             return row
         if self._double is None:
-            return _undecided(row)
+            return _leave_undecided(row)
         # Bounds in float64 lose almost nothing; the rest is the rounding of the model itself in float32.
         rounding, _ = self._rounding(self.task.module, row.instance, query)
         try:
             again = self._again(row, rounding, deadline)
         except OutOfTimeError:
-            return _undecided(row)
-        return again if again.verdict != Verdict.VERIFIED.value or rounding < _margin(again) else _undecided(again)
+            return _leave_undecided(row)
+        return (
+            again if again.verdict != Verdict.VERIFIED.value or rounding < _margin(again) else _leave_undecided(again)
+        )
 
     def _rounding(self, computed: nn.Module, instance: int, query: Query) -> tuple[float, float]:
         """Return the most that rounding may cost a row of the query, and the amount that its margin allows for."""
@@ -134,7 +136,7 @@ def _margin(row: BoundsRow) -> float:
     return -inf if row.margin is None else row.margin
 
 
-def _undecided(row: BoundsRow) -> BoundsRow:
+def _leave_undecided(row: BoundsRow) -> BoundsRow:
     return replace(row, verdict=Verdict.UNKNOWN.value, decided_by=None, reason=REASON)
 
 

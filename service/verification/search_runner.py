@@ -110,10 +110,10 @@ class SearchRunner:
         :class:`StoppedError`.
         """
         started = time.monotonic()
-        found = self._decided(row)
+        found = self._decide_row(row)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
 
-    def _decided(self, row: BoundsRow) -> BoundsRow:
+    def _decide_row(self, row: BoundsRow) -> BoundsRow:
         query, limit = self._query(row), self.limit(row.instance) - row.seconds
         assert query is not None
         if self.task.anywhere(limit <= 0):
@@ -125,7 +125,7 @@ class SearchRunner:
         if not possible.disjuncts:
             return replace(row, verdict=Verdict.VERIFIED.value, decided_by=BY_QUERY, reason=None)
         try:
-            decision, left, spent = self._searched(row.instance, possible, limit)
+            decision, left, spent = self._search_instance(row.instance, possible, limit)
         except Exception as error:
             if not self.task.survives(error):
                 raise
@@ -172,7 +172,7 @@ class SearchRunner:
     def _timeout(self, row: BoundsRow) -> BoundsRow:
         return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent")
 
-    def _searched(self, instance: int, query: Query, limit: float) -> tuple[Decision, int, str | None]:
+    def _search_instance(self, instance: int, query: Query, limit: float) -> tuple[Decision, int, str | None]:
         """Return the decision, the number of open domains, and the part of the budget that ran out before the time."""
         budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
         record = self.trees.room() if self.task.leads else SplitRecord()

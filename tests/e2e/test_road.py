@@ -111,9 +111,14 @@ def test_training_learns_in_shards(service: Service, trained: dict[str, Any]) ->
     assert trained["result"]["eval_accuracy"] > 0.85
     assert trained["attempt"] == 1
     assert [len(share["devices"]) for share in trained["placement"]] == [2]
-    series = service.http.get(f"/v1/jobs/{trained['id']}/metrics", params={"names": "loss"}).json()["series"]["loss"]
-    assert series["step"][-1] == 150
-    assert series["value"][-1] < series["value"][0] / 2
+    names = {"names": "loss,forwards_per_micro_batch/stage 0,outliving_results"}
+    loss, forwards, outliving = (
+        service.http.get(f"/v1/jobs/{trained['id']}/metrics", params=names).json()["series"][name]
+        for name in names["names"].split(",")
+    )
+    assert loss["step"][-1] == 150
+    assert loss["value"][-1] < loss["value"][0] / 2
+    assert (forwards["step"], forwards["value"], outliving["value"]) == ([1, 101], [1, 1], [0, 0])
 
 
 def test_the_weights_can_be_fetched_and_match_their_hash(service: Service, trained: dict[str, Any]) -> None:

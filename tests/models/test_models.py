@@ -22,7 +22,7 @@ from service.parallel import checkpoint, mesh
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import PipelineRuntime, Unobserved, Work
 from service.parallel.pipeline.stage import Part
-from service.parallel.tensor.placement import sharded_dimensions
+from service.parallel.tensor.placement import global_parameters, sharded_dimensions
 from service.schedules import generator
 from service.schedules.schedule import Instruction
 
@@ -49,6 +49,18 @@ def test_the_parts_of_every_layout_are_the_whole_of_one_process(config: FamilyCo
             assert name not in seen
             seen.add(name)
     assert seen == wanted.keys()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *CONFIGS,
+        TRANSFORMER.model_copy(update={"qkv_bias": True}),
+        TRANSFORMER.model_copy(update={"tied_embeddings": True}),
+    ],
+)
+def test_a_configuration_knows_the_names_of_its_parameters(config: FamilyConfig) -> None:
+    assert sorted(config.parameter_names) == sorted(name for name, _ in global_parameters(build(config, device="meta")))
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -25,7 +25,7 @@ from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InputSearchSettings
 from service.verification.bab.specification import specifications
-from service.verification.certify import _uncrossed
+from service.verification.certify import _uncross
 from service.verification.engine import NetworkEngine
 from service.verification.verdict import Verdict
 
@@ -151,7 +151,7 @@ def test_a_bound_that_overflows_is_infinite_and_the_row_says_where(data: DataLay
 
 def test_bounds_that_cross_by_rounding_are_widened_by_as_much() -> None:
     crossed = Interval(torch.tensor([[1.0, 2.0 + 1e-6]]), torch.tensor([[1.5, 2.0]]))
-    found, gap = _uncrossed(crossed), float(crossed.lower[0, 1] - 2.0)
+    found, gap = _uncross(crossed), float(crossed.lower[0, 1] - 2.0)
     assert found.lower.tolist() == [[1.0, 2.0 - gap]]
     assert found.upper.tolist() == [[1.5, 2.0 + gap + gap]]
 

@@ -90,7 +90,7 @@ def verify(
     """Check that no entry was changed, removed or inserted; print the newest number and hash, for you to note."""
     noted = [_head(text) for text in head or ()]
     try:
-        found = _verified(file, noted)
+        found = _verify_log(file, noted)
     except BrokenChain as error:
         err.block(str(error), style="red")
         raise typer.Exit(ExitCode.FAILED) from None
@@ -101,7 +101,7 @@ def verify(
     out.write_line(str(found.head))
 
 
-def _verified(file: Path | None, noted: list[AuditHead]) -> VerifiedChain:
+def _verify_log(file: Path | None, noted: list[AuditHead]) -> VerifiedChain:
     if file is not None:
         with file.open("rb") as lines:
             return verify_chain((line.rstrip(b"\n") for line in lines), noted)

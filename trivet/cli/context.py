@@ -42,10 +42,10 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
     except (TrivetError, OSError, ValueError):
         return []
     safe = (job for job in found if job.id == visible(job.id))
-    return [(job.id, _described(job)) for job in safe if job.id.startswith(incomplete)]
+    return [(job.id, _describe_job(job)) for job in safe if job.id.startswith(incomplete)]
 
 
-def _described(job: ListedJob) -> str:
+def _describe_job(job: ListedJob) -> str:
     return visible(f"{job.state} {job.kind} {job.name}").replace("\n", " ")
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from service.jobs.accounts import ROLES, SCOPES, Scope
-from service.jobs.monitoring.alerts import ShownAlert
-from service.jobs.records import ApiKey, Host
-from service.jobs.settings import Settings, describe
 from service.jobs.spec.common import LOCAL
 from trivet.cli.context import JsonFlag, client, duration, fails_well, future, out, print_json, refuse, table
 from trivet.cli.exit_codes import ExitCode
 from trivet.cli.jobs import age
+
+if TYPE_CHECKING:
+    from service.jobs.monitoring.alerts import ShownAlert
+    from service.jobs.records import ApiKey, Host
 
 keys_app = typer.Typer(help="API keys (needs an admin key).", no_args_is_help=True)
 ExpiresOption = Annotated[
@@ -199,6 +200,8 @@ def revoke_key(key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
 
 def settings(as_json: JsonFlag = False) -> None:
     """List every setting: its variable, its value here, and where that came from."""
+    from service.jobs.settings import Settings, describe  # noqa: PLC0415 - few commands need them
+
     found = describe(Settings())
     if as_json:
         print_json({"settings": [asdict(line) for line in found]})

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 from rich.text import Text
 
-from service.jobs.records import Job, JobOrder, JobPhase, ListedJob
-from service.jobs.records.webhooks import WebhookDelivery
 from service.jobs.spec.common import STATES, JobState
 from service.jobs.text import documents, visible
 from trivet.cli.context import (
@@ -28,7 +26,11 @@ from trivet.cli.context import (
     table,
 )
 from trivet.cli.sweeps import show_jobs
-from trivet.client import Client
+
+if TYPE_CHECKING:
+    from service.jobs.records import Job, JobPhase, ListedJob
+    from service.jobs.records.webhooks import WebhookDelivery
+    from trivet.client import Client
 
 _MOST_CHANGES = 500
 """The most changes of state that are searched for reasons."""
@@ -58,7 +60,8 @@ def list_jobs(
     ] = "none",
     q: Annotated[str | None, typer.Option("--query", "-q", help="part of an id, a name or a label")] = None,
     order: Annotated[
-        JobOrder, typer.Option(help="active: running jobs, then the queue in its order, then ended jobs")
+        Literal["newest", "active"],
+        typer.Option(help="active: running jobs, then the queue in its order, then ended jobs"),
     ] = "newest",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
     as_json: JsonFlag = False,

@@ -17,8 +17,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from service.jobs.host import ENV_PREFIX
-from service.jobs.settings import Settings
 from trivet.cli.context import JsonFlag, fails_well, out, print_json, refuse
 from trivet.cli.exit_codes import ExitCode
 
@@ -67,6 +65,8 @@ def backup(
     as_json: JsonFlag = False,
 ) -> None:
     """Back up the jobs, events, keys, uploads and artifacts of the data folder's service, while it runs."""
+    from service.jobs.host import ENV_PREFIX  # noqa: PLC0415
+    from service.jobs.settings import Settings  # noqa: PLC0415
     from service.jobs.store import Store, StoreUnavailable  # noqa: PLC0415
     from service.jobs.store.backup import BackupError, make  # noqa: PLC0415 - other commands need no store
 
@@ -107,6 +107,7 @@ def restore(
     """
     from service.jobs.host import NotPrivateError  # noqa: PLC0415
     from service.jobs.host.embedded_broker import BrokerError  # noqa: PLC0415
+    from service.jobs.settings import Settings  # noqa: PLC0415
     from service.jobs.store.backup import BackupError, restore  # noqa: PLC0415
 
     settings = Settings()
@@ -132,6 +133,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor(as_json: JsonFlag = False) -> None:
     """Say what is wrong with this machine: packages, torch, GPUs, broker, disk, port. Exit 1 if anything is."""
+    from service.jobs.settings import Settings  # noqa: PLC0415
     from trivet.doctor import examine  # noqa: PLC0415 - it brings the whole service, which no other command needs
 
     found = []

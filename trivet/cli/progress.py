@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.progress import (
@@ -25,7 +25,9 @@ from rich.text import Text
 from service.jobs.runtime import WORKING
 from service.jobs.spec.common import TERMINAL
 from service.jobs.text import visible
-from trivet.terminal import Terminal
+
+if TYPE_CHECKING:
+    from trivet.terminal import Terminal
 
 WATCHED = ("state", "phase", "progress", "metric", "bound", "search", "artifact", "error")
 PLAIN_S = 5.0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.jobs.records import QueueLine, StartEstimate
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
+
+if TYPE_CHECKING:
+    from service.jobs.records import QueueLine, StartEstimate
 
 _BASES = {
     "durations": "how long earlier jobs of the kind took",

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.table import Table
@@ -17,7 +17,9 @@ from service.jobs.events import Level, is_at_least
 from service.jobs.spec.common import TERMINAL
 from service.jobs.text import documents
 from trivet.cli.context import JobArgument, JsonFlag, client, err, fails_well, out, print_json, refuse, table
-from trivet.client import Client
+
+if TYPE_CHECKING:
+    from trivet.client import Client
 
 _PLAINLY = 0.05
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
@@ -145,12 +147,12 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 def _at_counterexample(row: Mapping[str, Any]) -> str:
     """Return the outputs that falsify an instance, and onnxruntime's if they are known."""
-    own, there = _listed(row["counterexample_outputs"]), row.get("onnxruntime_outputs")
-    runtime = f" (by onnxruntime: {_listed(there)})" if there else ""
+    own, there = _list_values(row["counterexample_outputs"]), row.get("onnxruntime_outputs")
+    runtime = f" (by onnxruntime: {_list_values(there)})" if there else ""
     return f"instance {row['instance']}: outputs at its counterexample: {own}{runtime}"
 
 
-def _listed(values: Sequence[float | None]) -> str:
+def _list_values(values: Sequence[float | None]) -> str:
     shown = ["not finite" if value is None else _number(value) for value in values[:OUTPUTS]]
     return ", ".join([*shown, "…"] if len(values) > OUTPUTS else shown)
 

@@ -10,7 +10,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from service.jobs.settings import Settings
 from trivet.cli.context import fails_well, out, refuse
 
 
@@ -21,6 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def up() -> None:
     """Run everything on this machine until Ctrl-C: broker, API, dashboard, worker."""
+    from service.jobs.settings import Settings  # noqa: PLC0415
     from trivet.up import run  # noqa: PLC0415 - other commands need neither broker nor processes
 
     raise typer.Exit(run(Settings(), out))
@@ -56,10 +56,10 @@ def worker(
     ] = None,
 ) -> None:
     """Run only this host's worker, for real deployments."""
-    _become("workers", [], {} if join is None else _joined(join))
+    _become("workers", [], {} if join is None else _join_fleet(join))
 
 
-def _joined(given: str) -> dict[str, str]:
+def _join_fleet(given: str) -> dict[str, str]:
     """Return the variables of an invited worker."""
     from service.jobs.settings import Invitation, NoInvitation  # noqa: PLC0415
     from trivet.joining import join  # noqa: PLC0415 - others need no store

@@ -43,11 +43,11 @@ class SpecFile:
         try:
             yield
         except Refused as error:
-            errors = [{**_offered(each), "at": self.place(each["path"])} for each in error.errors]
+            errors = [{**_offer_upload(each), "at": self.place(each["path"])} for each in error.errors]
             raise Refused(error.status, error.title, error.detail, errors) from error
 
 
-def _offered(refused: Mapping[str, Any]) -> Mapping[str, Any]:
+def _offer_upload(refused: Mapping[str, Any]) -> Mapping[str, Any]:
     """If a field needs a file's id but got a path, say how to upload the file in the same command."""
     got = refused.get("got")
     if not (isinstance(got, str) and "trivet upload" in refused["message"] and Path(got).is_file()):
@@ -63,7 +63,7 @@ def load(source: str, changes: Sequence[str] = ()) -> dict[str, Any]:
 def read(source: str, changes: Sequence[str] = ()) -> SpecFile:
     """Read a spec as :func:`load` does, and keep where its fields are."""
     text = _text(source)
-    return _changed(source, _mapping(source, _parse(source, text)), positions(text), changes)
+    return _change_spec(source, _mapping(source, _parse(source, text)), positions(text), changes)
 
 
 def read_batch(source: str, changes: Sequence[str] = ()) -> list[SpecFile]:
@@ -78,7 +78,7 @@ def read_batch(source: str, changes: Sequence[str] = ()) -> list[SpecFile]:
         if index.isdigit():
             fields[int(index)][rest] = position
     return [
-        _changed(source, _mapping(f"{source}, item {index},", item), fields[index], changes)
+        _change_spec(source, _mapping(f"{source}, item {index},", item), fields[index], changes)
         for index, item in enumerate(items)
     ]
 
@@ -98,7 +98,7 @@ def _place_in_batch(files: Sequence[SpecFile], path: str) -> str:
     return files[int(index)].place(rest) if index.isdigit() and int(index) < len(files) else ""
 
 
-def _changed(source: str, spec: dict[str, Any], fields: Mapping[str, Position], changes: Sequence[str]) -> SpecFile:
+def _change_spec(source: str, spec: dict[str, Any], fields: Mapping[str, Position], changes: Sequence[str]) -> SpecFile:
     for change in changes:
         apply(spec, change)
     try:

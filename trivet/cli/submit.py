@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.jobs.records import Job
-from trivet.cli import progress, specs, sweeps
+from trivet.cli import specs, sweeps
 from trivet.cli.context import (
     JobArgument,
     JsonFlag,
@@ -23,9 +22,12 @@ from trivet.cli.context import (
     refuse,
 )
 from trivet.cli.exit_codes import ExitCode
-from trivet.cli.specs import SpecFile
-from trivet.client import Client
-from trivet.terminal import Terminal
+
+if TYPE_CHECKING:
+    from service.jobs.records import Job
+    from trivet.cli.specs import SpecFile
+    from trivet.client import Client
+    from trivet.terminal import Terminal
 
 _MOST_WATCHED = 100
 """Most jobs that one stream of events follows."""
@@ -99,6 +101,8 @@ def _title(spec: dict[str, Any]) -> str:
 
 
 def _follow_many(service: Client, titles: dict[str, str], *, as_json: bool) -> None:
+    from trivet.cli import progress  # noqa: PLC0415 - its bars take long to import, and few commands show any
+
     events = service.follow_all(list(titles), types=None if as_json else progress.WATCHED)
     if as_json:
         for event in events:
@@ -159,6 +163,8 @@ def _finish(service: Client, job: Job, *, as_json: bool) -> None:
             out.write_json_line(event)
     else:
         title = f"{job.kind} {job.name}" if job.name != job.kind else job.kind
+        from trivet.cli import progress  # noqa: PLC0415
+
         progress.show(out, {job.id: title}, service.follow(job.id, types=progress.WATCHED))
     over = service.job(job.id)
     if not as_json and over.children is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from service.jobs.records import Job, ListedJob
 from trivet.cli.context import table
-from trivet.client import Client
-from trivet.terminal import Terminal
+
+if TYPE_CHECKING:
+    from service.jobs.records import Job, ListedJob
+    from trivet.client import Client
+    from trivet.terminal import Terminal
 
 _PAGE = 1000
 
@@ -21,12 +23,12 @@ def show_jobs(service: Client, parent: Job, out: Terminal) -> None:
     metric = [asked["metric"]] if asked else []
     rows = table("id", *paths, "state", *metric)
     for job in jobs:
-        values = [_shown((job.parameters or {}).get(path, "")) for path in paths]
-        rows.add_row(job.id, *values, job.state, *(_shown(_at(job.result, name)) for name in metric))
+        values = [_show_value((job.parameters or {}).get(path, "")) for path in paths]
+        rows.add_row(job.id, *values, job.state, *(_show_value(_at(job.result, name)) for name in metric))
     out.print(rows)
     if parent.children is not None and parent.children.best is not None:
         best = parent.children.best
-        out.print(f"best: {best.job}, {metric[0]} {_shown(best.value)}")
+        out.print(f"best: {best.job}, {metric[0]} {_show_value(best.value)}")
 
 
 def _jobs(service: Client, parent: str) -> Iterator[ListedJob]:
@@ -46,5 +48,5 @@ def _at(result: dict[str, Any] | None, path: str) -> Any:
     return "" if value is None else value
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

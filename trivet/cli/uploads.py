@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.jobs.records import Upload
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
 from trivet.cli.jobs import age
+
+if TYPE_CHECKING:
+    from service.jobs.records import Upload
 
 uploads_app = typer.Typer(help="Uploaded files.", invoke_without_command=True)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from service.jobs.records.webhooks import Webhook
 from service.jobs.spec.common import JobState
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
 from trivet.cli.jobs import age
+
+if TYPE_CHECKING:
+    from service.jobs.records.webhooks import Webhook
 
 webhooks_app = typer.Typer(help="Webhooks report jobs to other systems (mostly for admin keys).", no_args_is_help=True)
 

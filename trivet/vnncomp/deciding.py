@@ -96,19 +96,19 @@ def decide(question: Callable[[], Question], ask: Asking, limit_s: float) -> Dec
         row = ask(asked, deadline - time.monotonic(), deadline)
         if row is None:
             return Decided("timeout", reason=f"{limit_s:g} seconds were spent")
-        return _decided(row, asked)
+        return _decide_by_row(row, asked)
     except (BenchmarkError, Refused, ReplayError) as error:
-        return Decided("unknown", reason=_told(error))
+        return Decided("unknown", reason=_describe_error(error))
     except (TrivetError, OSError) as error:
         return Decided("error", reason=str(error))
 
 
-def _told(error: TrivetError) -> str:
+def _describe_error(error: TrivetError) -> str:
     fields = error.errors if isinstance(error, Refused) else ()
     return "; ".join([str(error), *(f"{each['path']}: {each['message']}" for each in fields)])
 
 
-def _decided(row: Mapping[str, Any], question: Question) -> Decided:
+def _decide_by_row(row: Mapping[str, Any], question: Question) -> Decided:
     verdict = _ANSWERS.get(row["verdict"])
     if verdict is None:
         raise RankError(f"the row's verdict is {row['verdict']!r}; expected {', '.join(_ANSWERS)}")

@@ -77,7 +77,7 @@ class LoneRank:
             )
             with closing(_Ear(listening)) as ear:
                 try:
-                    return _awaited(process, ear, rank_file(paths.attempt(1), 0), deadline)
+                    return _await_result(process, ear, rank_file(paths.attempt(1), 0), deadline)
                 finally:
                     process.kill()
                     process.wait()
@@ -113,10 +113,12 @@ def lone_rank() -> Iterator[LoneRank]:
         yield LoneRank(Path(scratch))
 
 
-def _awaited(process: subprocess.Popen[bytes], ear: _Ear, events: Path, deadline: float) -> Mapping[str, Any] | None:
+def _await_result(
+    process: subprocess.Popen[bytes], ear: _Ear, events: Path, deadline: float
+) -> Mapping[str, Any] | None:
     while time.monotonic() < deadline:
         ended = process.poll() is not None
-        if (row := next((each for each in _written(events) if each.get("type") == "bound"), None)) is not None:
+        if (row := next((each for each in _read_events(events) if each.get("type") == "bound"), None)) is not None:
             return row
         if ended:
             raise RankError(ear.error(process.returncode))
@@ -124,7 +126,7 @@ def _awaited(process: subprocess.Popen[bytes], ear: _Ear, events: Path, deadline
     return None
 
 
-def _written(path: Path) -> Iterator[dict[str, Any]]:
+def _read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events that are complete in a rank's file by now."""
     if path.exists():
         yield from (json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n"))
@@ -143,7 +145,7 @@ class _Ear:
         for key, _ in ready:
             if key.data is not None:
                 self._selector.register(key.data()[0], selectors.EVENT_READ)
-            elif text := _received(key.fileobj):
+            elif text := _receive(key.fileobj):
                 self._said += text
             else:
                 self._selector.unregister(key.fileobj)
@@ -168,7 +170,7 @@ class _Ear:
         return f"the rank ended with exit code {code}: {said[-2000:]}"
 
 
-def _received(peer: Any) -> bytes:
+def _receive(peer: Any) -> bytes:
     try:
         return bytes(peer.recv(1 << 16))
     except ConnectionError:

@@ -67,11 +67,11 @@ def check_admitted(store: Store, settings: Settings, address: str, beat_s: float
         for host in store.hosts.list():
             if host.alive and host.name != settings.worker_name and _is_loopback(host.address) != _is_loopback(address):
                 raise CannotWork(_unreachable(host.name, host.address, settings.worker_name, address))
-        before = _seen(store, settings.worker_name)
+        before = _last_seen(store, settings.worker_name)
         if before is None:
             return
         time.sleep(2 * beat_s)
-        now = _seen(store, settings.worker_name)
+        now = _last_seen(store, settings.worker_name)
     except BrokerRefused:
         raise
     except StoreUnavailable as error:
@@ -92,7 +92,7 @@ def _unreachable(other: str, its_address: str, name: str, address: str) -> str:
     )
 
 
-def _seen(store: Store, name: str) -> object:
+def _last_seen(store: Store, name: str) -> object:
     """Return when the host last reported; ``None`` for an unknown one."""
     return next((host.seen_at for host in store.hosts.list() if host.alive and host.name == name), None)
 

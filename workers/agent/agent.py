@@ -202,7 +202,7 @@ class Agent:
                 *((desk.name, desk.tend, lambda: every.launch_s) for desk in self._desks),
             )
         ]
-        logger.info("%s", self._described())
+        logger.info("%s", self._describe_host())
         for thread in threads:
             thread.start()
         try:
@@ -221,7 +221,7 @@ class Agent:
             self._store.close()
             self._tracing.close()
 
-    def _described(self) -> str:
+    def _describe_host(self) -> str:
         """Return a description of this host and its broker, whose address may hold a password."""
         report, settings = self._report, self._settings
         devices = [f"{count} x {name}" for name, count in Counter(report.cuda).items()]

@@ -120,7 +120,7 @@ class Kubernetes(Launcher):
         """Return the Jobs of this service that have neither ended nor been deleted."""
         jobs = self._list(self._batch.list_namespaced_job)
         found = self._list(self._core.list_namespaced_pod) if any(map(_waits, jobs)) else []
-        reasons = {pod.metadata.labels[_JOB]: said for pod in found if (said := _unscheduled(pod))}
+        reasons = {pod.metadata.labels[_JOB]: said for pod in found if (said := _why_unscheduled(pod))}
         return [_booking(job, reasons) for job in jobs if not (_is_over(job) or job.metadata.deletion_timestamp)]
 
     def cancel(self, allocations: Sequence[Booking]) -> None:
@@ -213,7 +213,7 @@ def _waits(job: Any) -> bool:
     return bool(job.spec.suspend) or not has_run
 
 
-def _unscheduled(pod: Any) -> str:
+def _why_unscheduled(pod: Any) -> str:
     """Return why a pod has no node, in Kubernetes' words."""
     conditions = (pod.status and pod.status.conditions) or []
     return next((one.message or "" for one in conditions if one.type == "PodScheduled" and one.status == "False"), "")

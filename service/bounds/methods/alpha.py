@@ -32,6 +32,7 @@ from service.bounds.methods.base import (
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, numbers, one_pass
 from service.bounds.network import Network
+from service.bounds.open_rows import OpenRowsOptimiser
 from service.bounds.optimise import Ascent, Brought, Families, RowOptimiser
 from service.bounds.options import BoundOptions, affordable
 
@@ -48,8 +49,15 @@ def _optimised_lower_bounds(
 ) -> Tensor:
     """Return lower bounds ``(batch, rows)`` of all parts, joined, with upper bounds if there are any.
 
-    Parts of one shape share a record on a device. ``brought`` gets the gain of the iterations.
+    Parts of one shape share a record on a device; elsewhere each leaves out its settled rows. ``brought`` gets the gain
+    of the iterations.
     """
+    backward = families.backward
+    if backward.device.type == "cpu" and backward.network.is_alone:
+        each = [
+            OpenRowsOptimiser(families, start, rows, ascent, brought).best_bounds(rows, above) for rows, above in parts
+        ]
+        return torch.cat(each, dim=1)
     optimisers: dict[tuple[int, ...], RowOptimiser] = {}
     found = []
     for rows, above in parts:
@@ -103,7 +111,7 @@ def alpha_crown(network: Network, box: Interval, options: BoundOptions) -> Analy
     """Bound with optimised intermediate bounds, the literature's default."""
     options = affordable(network, box, options)
     refine = _Refining()
-    backward = bound_layers(network, box, options, refine, decides=True)
+    backward = bound_layers(network, box, options, refine, decides=True, screens=True)
     return OptimisedAnalysis(refine.of(backward), inputs_of(network, backward.intervals), options)
 
 

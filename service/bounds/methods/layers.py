@@ -90,10 +90,12 @@ def bound_layers(
     choose: Choose = wanted_rows,
     *,
     decides: bool = False,
+    screens: bool = False,
 ) -> Pass:
     """Return a pass that has the intervals of every node and the relaxations of all non-linear ones.
 
-    With ``decides``, signs that a pass through a few layers settles get no rows through all of them.
+    With ``decides``, signs that a pass through a few layers settles get no rows through all of them; with ``screens``,
+    ``refine`` gets no entries that plain rows settle.
     """
     intervals, relaxations, settled = {network.graph.input.name: box}, dict[str, Relaxed](), dict[str, Tensor]()
     leaps = dict[str, Leap]()
@@ -114,6 +116,7 @@ def bound_layers(
         depth if decides and is_free else {},
         trees_of(network) if is_free else {},
         leaps,
+        screens and options.intersect and network.is_alone,
     )
     by_rows = network.preactivations - exact
     LayerSweep(network, intervals, arithmetic, by_rows, intersect=options.intersect, progress=options.progress).run()
@@ -136,6 +139,7 @@ class PlainLayers(LayerArithmetic):
     depth: Mapping[str, int]
     trees: Mapping[str, Tree]
     leaps: dict[str, Leap]
+    screens: bool = False
 
     @property
     def network(self) -> Network:
@@ -146,6 +150,9 @@ class PlainLayers(LayerArithmetic):
         if self.depth and self.network.operator_of(node).breakpoint(node, index) is not None:
             self._decide(node, index)
         wanted, rows = self.choose(self.backward, node, index)
+        if self.screens and rows.shape[1]:
+            self._tighten(self.backward, name, wanted, rows)
+            wanted, rows = self.choose(self.backward, node, index)
         self.settled[name] = wanted | self.settled[name] if name in self.settled else wanted
         return wanted, rows
 

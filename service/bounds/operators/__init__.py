@@ -62,9 +62,8 @@ def by_overload(*operators: Operator) -> Mapping[str, Operator]:
     """Return the operators by their overloads. Raises ``TypeError`` that names one that is incomplete."""
     found: dict[str, Operator] = {}
     for operator in operators:
-        missing = [name for name in ("overloads", "onnx") if not hasattr(operator, name)]
-        if missing:
-            raise TypeError(f"operator {type(operator).__name__} does not declare {' and '.join(missing)}")
+        if not hasattr(operator, "overloads"):
+            raise TypeError(f"operator {type(operator).__name__} does not declare overloads")
         for overload in operator.overloads:
             if overload in found:
                 both = f"{type(found[overload]).__name__} and {type(operator).__name__}"

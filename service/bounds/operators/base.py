@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -40,13 +41,13 @@ class Operator(ABC):
     """One operator. ``crossing`` is set for collectives only.
 
     ``overloads`` are the full names of the ATen operators, or of our own, that it stands for. ``onnx`` has a
-    converter for each ONNX operator that it implements; often none. ``composite``: torch would decompose it
+    converter for each ONNX operator that it implements. ``composite``: torch would decompose it
     when a model is traced, but it is bounded as a whole. ``keeps_order``: the output has the input's entries, in the
     same order. ``always_mixes``: :meth:`mixes` holds for every node.
     """
 
     overloads: ClassVar[tuple[str, ...]]
-    onnx: ClassVar[Mapping[str, Converter]]
+    onnx: ClassVar[Mapping[str, Converter]] = MappingProxyType({})
     composite: ClassVar[bool] = False
     crossing: Crossing | None = None
     keeps_order: ClassVar[bool] = False

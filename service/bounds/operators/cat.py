@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
@@ -24,7 +22,6 @@ class Concatenate(LinearOperator):
     """``aten.cat(tensors, dim)``; some of the tensors may be constants, the same for every instance."""
 
     overloads = ("aten.cat.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         return "it joins along the batch" if dimension_of(node) == 0 else None

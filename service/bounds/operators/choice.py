@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from service.bounds.graph import CHOICE, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.broadcasting import operand
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.sharding import Cut, Share, shared_operand
 from service.bounds.operators.stepped import Stepped, passed_on
@@ -36,7 +35,6 @@ class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
     """
 
     overloads = (CHOICE,)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     deciding = frozenset({0})
     decided_by = "condition"
 

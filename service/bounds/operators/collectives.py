@@ -11,8 +11,7 @@ a reduce-scatter and an all-gather. Those two never leave a region, and backward
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators.allowance import Propagate, signs_kept
 from service.bounds.operators.base import Collective, Crossing
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, widened
@@ -85,7 +83,6 @@ class CopyToGroup(Begin):
     """A replicated value enters a region unchanged; backward the ranks' coefficients add up."""
 
     overloads = ("trivet.copy_to_group.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     adds_up = True
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
@@ -118,7 +115,6 @@ class ReduceFromGroup(End):
     """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
 
     overloads = ("trivet.reduce_from_group.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     always_mixes = True
     adds_up = False
 
@@ -144,7 +140,6 @@ class GatherFromGroup(End):
     """A region ends with the ranks' values side by side; each rank keeps the coefficients of its own."""
 
     overloads = ("trivet.gather_from_group.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
@@ -163,7 +158,6 @@ class ScatterToGroup(Begin):
     """Each rank takes its slice of a replicated value into a region."""
 
     overloads = ("trivet.scatter_to_group.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
@@ -186,7 +180,6 @@ class GatherWithReduce(_EnteringCollective):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
 
     overloads = ("trivet.gather_with_reduce_from_group.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     crossing = Crossing.WITHIN
     adds_up = True
 
@@ -206,7 +199,6 @@ class ReduceScatter(_EnteringCollective):
     """Each rank's slice of the sum of all ranks' partial values; backward the slices' coefficients side by side."""
 
     overloads = ("trivet.reduce_scatter_to_group.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     crossing = Crossing.WITHIN
     always_mixes = True
     adds_up = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,7 +19,6 @@ from service.bounds.linear.rows.patches import Pair, Patches
 from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.allowance import Roundings, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.linear import constant_only
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.rank_group import RankGroup
@@ -29,7 +28,6 @@ class Convolution(LinearOperator):
     """``aten.convolution``: centre and radius forward, as for a matrix; the adjoint convolution backward."""
 
     overloads = ("aten.convolution.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     always_mixes = True
     is_fresh = True
 

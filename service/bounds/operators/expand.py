@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,7 +12,6 @@ from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, repeats
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
 
@@ -22,7 +20,6 @@ class Expand(LinearOperator):
     """``aten.expand(self, size)``: entries repeated along dimensions of length 1."""
 
     overloads = ("aten.expand.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end.expand(end.shape[0], *node.shape))

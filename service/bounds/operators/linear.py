@@ -7,7 +7,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.allowance import Roundings, repeats, widened_by_magnitude
 from service.bounds.operators.base import AccumulatingOperator
 from service.bounds.operators.broadcasting import unbroadcast
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut, Layer, Whole
 from service.bounds.rank_group import RankGroup
 
@@ -132,7 +130,6 @@ class Linear(AffineOperator):
     """``aten.linear(input, weight, bias)``."""
 
     overloads = ("aten.linear.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     composite = True
 
     def refusal(self, node: Node) -> str | None:
@@ -146,7 +143,6 @@ class AddMatrixProduct(AffineOperator):
     """``aten.addmm(self, mat1, mat2)`` = ``beta·self + alpha·mat1·mat2``, variable in ``mat1``."""
 
     overloads = ("aten.addmm.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         return constant_only(node, "self", "mat2")

@@ -26,7 +26,6 @@ from service.bounds.operators.allowance import (
 )
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.linear import Affine, AffineOperator, constant_only
 from service.bounds.operators.mul import Bilinear
 from service.bounds.operators.sharding import Cut, Whole
@@ -39,7 +38,6 @@ class MatrixProduct(AffineOperator):
     """``x·M`` with a constant matrix M, or one for each of the leading dimensions, in argument ``matrix``."""
 
     overloads = ("aten.matmul.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     composite = True
 
     matrix: ClassVar[str] = "other"
@@ -58,7 +56,6 @@ class TwoDimensionalProduct(MatrixProduct):
     """``aten.mm(self, mat2)``."""
 
     overloads = ("aten.mm.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     composite = False
     matrix = "mat2"
@@ -68,7 +65,6 @@ class MatrixFromLeft(LinearOperator):
     """``M·X`` with a constant matrix M, or one for each of the leading dimensions."""
 
     overloads = ("trivet.matrix_from_left",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     always_mixes = True
 
     def refusal(self, node: Node) -> str | None:
@@ -113,7 +109,6 @@ class MatrixOfTwo(Bilinear):
     """``X·Y`` over the last two dimensions of each; both have as many dimensions."""
 
     overloads = ("trivet.matrix_product",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         ranks = [len(shape) for shape in node.input_shapes]

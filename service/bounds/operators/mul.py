@@ -117,7 +117,6 @@ class Product(Elementwise, Bilinear):
     """``x·y`` entrywise, with broadcasting."""
 
     overloads: ClassVar[tuple[str, ...]] = ("trivet.product",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         x, y = inputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from service.bounds.graph import IS_NAN, TESTS, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
-from service.bounds.operators.conversion import Converter
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation
 
@@ -20,7 +19,6 @@ class NumberTest(Activation):
     """Either answer, as far as an interval of real numbers tells: :mod:`service.bounds.finite` knows more."""
 
     overloads = tuple(TESTS)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     YES: ClassVar[float] = 0.5
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
 
@@ -22,7 +20,6 @@ class Pad(LinearOperator):
     """``aten.constant_pad_nd(self, pad, value)``; negative padding takes entries away."""
 
     overloads = ("aten.constant_pad_nd.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         beyond = len(node.arguments["pad"]) // 2 > len(node.shape)

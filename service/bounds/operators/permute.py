@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,7 +11,6 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.base import ExactOperator
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut
 from service.bounds.rank_group import RankGroup
 
@@ -26,7 +24,6 @@ class Permute(ExactOperator):
     """``aten.permute(self, dims)``; dimension 0 is the batch and stays."""
 
     overloads = ("aten.permute.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end.permute(*_dimensions_of(node)))

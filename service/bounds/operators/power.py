@@ -117,7 +117,7 @@ class ReciprocalSquareRoot(Power):
     """``aten.rsqrt``."""
 
     overloads = ("aten.rsqrt.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
+    onnx: ClassVar[Mapping[str, Converter]] = {}  # Power's own would be taken over
 
     exponent = -0.5
 

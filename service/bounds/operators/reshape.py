@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +15,6 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches, image_of
 from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.base import ExactOperator
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut, Share, Whole
 from service.bounds.rank_group import RankGroup
 
@@ -35,7 +34,6 @@ class Reshape(ExactOperator):
         "aten.detach.default",
         "aten._to_copy.default",
     )
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     keeps_order = True
 

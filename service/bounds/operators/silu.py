@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.curve import LEVEL_SLOPE
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 from service.bounds.rounding import UNIT
@@ -35,7 +31,6 @@ class Silu(SmoothActivation):
     """``aten.silu``."""
 
     overloads = ("aten.silu.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     composite = True
 
     function = SmoothFunction(

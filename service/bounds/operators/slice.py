@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,7 +11,6 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import AccumulatingOperator, ExactOperator
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
@@ -22,7 +20,6 @@ class Slice(ExactOperator, AccumulatingOperator):
     """``aten.slice(self, dim, start, end, step)`` of an instance, or of the whole batch."""
 
     overloads = ("aten.slice.Tensor",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         if dimension_of(node) == 0 and self._range(node, 2**63 - 1) != slice(0, 2**63 - 1, 1):
@@ -62,7 +59,6 @@ class Select(AccumulatingOperator):
     """``aten.index_select(self, dim, index)`` with constant indices, which may repeat."""
 
     overloads = ("aten.index_select.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         if node.is_variable("index"):

@@ -7,9 +7,8 @@ each entry weighted by its width, which minimises Σ w_i·|c_i − m|.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from torch import Tensor
 from service.bounds.flat import by_row
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.mul import Product
 from service.bounds.relaxation import Family, Relaxed
 
@@ -27,7 +25,6 @@ class SoftmaxProduct(Product):
     """A product whose entries add up to one along ``axes``; the plain bounds know it, the rigorous ones do not."""
 
     overloads = ()
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     axes: tuple[int, ...]
 
     def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:

@@ -14,7 +14,6 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, widened_by_term
 from service.bounds.operators.base import LinearOperator
-from service.bounds.operators.conversion import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import magnitude
@@ -24,7 +23,6 @@ class Sum(LinearOperator):
     """``aten.sum(self, dim, keepdim)``."""
 
     overloads = ("aten.sum.dim_IntList",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
     always_mixes = True
 
     mean: ClassVar[bool] = False
@@ -75,6 +73,5 @@ class Mean(Sum):
     """``aten.mean(self, dim, keepdim)``."""
 
     overloads = ("aten.mean.dim",)
-    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     mean = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
@@ -78,6 +79,12 @@ def record_profile(step: Callable[[], Any], steps: int, device: torch.device) ->
         if cuda:
             torch.cuda.synchronize(device)
     return RecordedProfile(profiler, steps, queued / steps)
+
+
+def start_profiler(device: torch.device) -> None:
+    """Make the first profile of this process, which loads the device's profiler: later ones are quick."""
+    with contextlib.suppress(RuntimeError):  # another profiler may hold the device
+        record_profile(lambda: None, 1, device)
 
 
 def _events(profiler: profile) -> list[Any]:

@@ -6,6 +6,7 @@ Large tensors are judged on the program's own device: a core of the host takes t
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -102,23 +103,34 @@ def oracles_of_one(
     eager: Tensors, again: Tensors, truth: Tensors, allowed: Mapping[Key, Noise], device: torch.device
 ) -> dict[Key, Oracle]:
     """Return how to judge each tensor of one iteration."""
-    scales = {key: scale_of(near(value, device)) for key, value in eager.items()}
-    largest = {kind: max(scale for (k, _), scale in scales.items() if k == kind) for kind, _ in scales}
+    scales = scales_of({key: near(value, device) for key, value in eager.items()})
+    errors = scales_of(_errors(eager, truth, device))
+    largest: dict[str, float] = defaultdict(float)
+    for (kind, _), scale in scales.items():
+        largest[kind] = max(largest[kind], scale)
     found = {}
     for key, value in eager.items():
-        exact = truth.get(key)
-        rounding = 0.0 if exact is None else rounding_of(near(value, device), near(exact, device))
+        rounding = errors.get(key, 0.0)
         terms = terms_scale(scales[key], rounding, value.dtype)
         found[key] = Oracle(
             value,
-            exact,
+            truth.get(key),
             SETTINGS.judged_scale(scales[key], largest[key[0]], terms),
-            noise_of(value, again.get(key, _NOTHING)),
+            noise_of(value, again.get(key, _NOTHING), device),
             allowed=allowed.get(key, Noise()),
             rounding=rounding,
             is_rounding=key[0] == "gradient" and is_rounding(scales[key], rounding),
         )
     return found
+
+
+def _errors(eager: Tensors, truth: Tensors, device: torch.device) -> dict[Key, Tensor]:
+    """Return how far each tensor of eager is from float64, where both are numbers of one computation."""
+    return {
+        key: near(value, device).double() - near(truth[key], device).double()
+        for key, value in eager.items()
+        if key in truth and value.is_floating_point() and value.shape == truth[key].shape
+    }
 
 
 def _apart_by_tf32(full: Tensors, rounded: Tensors) -> dict[Key, Noise]:
@@ -143,6 +155,20 @@ def _apart(oracles: Iterable[Oracle]) -> float:
     return max((max(each.rounding, each.noise.rms, each.allowed.rms) / each.scale for each in pairs), default=0.0)
 
 
+def scales_of(tensors: Mapping[Key, Tensor]) -> dict[Key, float]:
+    """Return the scale of each tensor. The device is waited for once, for all whose elements are finite: processes that
+    share it make each wait long.
+    """
+    found: dict[Key, float] = {}
+    for device in {value.device for value in tensors.values()}:
+        own = {key: value for key, value in tensors.items() if value.device == device}
+        sizes = torch.stack([value.double().square().mean().sqrt() for value in own.values()]).tolist()
+        found |= {
+            key: size if math.isfinite(size) else scale_of(own[key]) for key, size in zip(own, sizes, strict=True)
+        }
+    return found
+
+
 def scale_of(tensor: Tensor) -> float:
     """Return the root mean square of the finite elements; 0 for an empty tensor."""
     values = elements_of(tensor, torch.isfinite(tensor))
@@ -152,7 +178,7 @@ def scale_of(tensor: Tensor) -> float:
 def terms_scale(own: float, rounding: float, dtype: torch.dtype, settings: ParitySettings = SETTINGS) -> float:
     """Return the size of the terms whose sum a tensor of eager is, as far as they cancel; 0 if they do not.
 
-    ``own`` is its size, ``rounding`` its distance from float64 (:func:`rounding_of`). A float32 sum is off by about one
+    ``own`` is its size, ``rounding`` its distance from float64 on average. A float32 sum is off by about one
     unit in the last place of its terms, in whatever order they are added: nothing else is left of the gradient of a
     bias before a normalisation, whose true value is 0, and that of the weight beside it lacks a digit or two.
     """
@@ -167,23 +193,16 @@ def is_rounding(own: float, rounding: float, settings: ParitySettings = SETTINGS
     return rounding > 0 and rounding >= settings.cancelled * own
 
 
-def rounding_of(eager: Tensor, truth: Tensor) -> float:
-    """Return the distance of ``eager`` from float64; 0 if they are not numbers of one computation."""
-    if not eager.is_floating_point() or eager.shape != truth.shape or not eager.numel():
-        return 0.0
-    return scale_of(eager.double() - truth.double())
-
-
-def noise_of(eager: Tensor, again: Tensor) -> Noise:
-    """Return the distance of two eager runs; it is infinite if only one of them is finite."""
+def noise_of(eager: Tensor, again: Tensor, device: torch.device | None = None) -> Noise:
+    """Return the distance of two eager runs, measured on ``device``; it is infinite if only one of them is finite."""
     if eager.shape != again.shape:
         return Noise(math.inf, math.inf)
     if torch.equal(eager, again) or not eager.numel():
         return Noise()
-    distance = (eager.double() - again.double()).abs()
-    distance[torch.isfinite(eager) != torch.isfinite(again)] = math.inf
-    distance = distance.nan_to_num(nan=0.0, posinf=math.inf)
-    return Noise(float(distance.max()), rms(distance))
+    one, other = (each if device is None else near(each, device) for each in (eager, again))
+    lost = torch.isfinite(one) != torch.isfinite(other)
+    distance = (one.double() - other.double()).abs().masked_fill(lost, math.inf).nan_to_num(nan=0.0, posinf=math.inf)
+    return Noise(*torch.stack([distance.max(), distance.square().mean().sqrt()]).tolist())
 
 
 def comparable(eager: Tensor, truth: Tensor, settings: ParitySettings = SETTINGS) -> bool:

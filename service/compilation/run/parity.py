@@ -60,7 +60,7 @@ def equal(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle) 
     finite = torch.isfinite(eager)
     if not bool(finite.any()):
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
-    is_known = truth is not None and truth.shape == eager.shape and bool(torch.isfinite(truth[finite]).all())
+    is_known = truth is not None and truth.shape == eager.shape and bool((torch.isfinite(truth) | ~finite).all())
     return Comparison(
         *key,
         iteration,
@@ -78,34 +78,70 @@ def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle
     A difference in shape, dtype or finiteness is never within tolerance, nor one of whole numbers.
     """
     tolerance = tolerance if oracle.eager.is_floating_point() else EXACT
-    problem = _mismatch(result, oracle.eager)
+    problem, found = _unlike(result, oracle.eager), None
+    if not problem and (found := _measure(result, oracle, tolerance)) is None:
+        problem = _otherwise_infinite(result, oracle.eager)
     if problem:
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
-    finite = torch.isfinite(oracle.eager)
-    got, eager = elements_of(result, finite), elements_of(oracle.eager, finite)
-    if not got.numel():
+    found = found or _measure(result, oracle, tolerance, torch.isfinite(oracle.eager))
+    if found is None:
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
-    distance, noise = (got - eager).abs(), oracle.noise
-    ratio, beyond = _beyond_truth(got, eager, finite, oracle, tolerance)
-    excess = min(_beyond_close(distance, eager, oracle, min(noise.peak, oracle.bearable), tolerance), beyond)
+    noise = oracle.noise.rms
+    excess = min(found.beyond_close, _beyond_truth(found, oracle, tolerance))
     # Too far off to pass, but no further than two eager runs are apart: undecidable.
-    lost = excess > 1 and _beyond_close(distance, eager, oracle, noise.peak, tolerance) <= 1
+    lost = excess > 1 and found.beyond_noise <= 1
     return Comparison(
         *key,
         iteration,
         excess,
-        float(distance.max()),
-        ratio,
-        noise=_ratio(noise.rms, oracle.scale) if noise.rms else 0.0,
-        is_noisy=noise.rms > oracle.bearable or lost,
+        found.largest,
+        None if found.ours is None else _ratio(found.ours, found.eagers),
+        noise=_ratio(noise, oracle.scale) if noise else 0.0,
+        is_noisy=noise > oracle.bearable or lost,
     )
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """How far so many finite numbers are from eager's and from float64."""
+
+    numbers: int
+    largest: float
+    beyond_close: float
+    """The largest distance as a multiple of what is permitted, with the noise as far as that is bearable."""
+    beyond_noise: float
+    """The same, with all of the noise."""
+    ours: float | None
+    """The distance from float64; ``None`` without a usable result of that."""
+    eagers: float
+    """Eager's own."""
+
+
+def _measure(result: Tensor, oracle: Oracle, tolerance: Tolerance, which: Tensor | None = None) -> _Distances | None:
+    """Measure the elements ``which``; without it all, and return ``None`` unless all are finite. ``None`` for nothing.
+
+    The device is waited for once: processes that share it make each wait long.
+    """
+    truth = oracle.truth if oracle.truth is not None and oracle.truth.shape == result.shape else None
+    compared = (result, oracle.eager, oracle.eager if truth is None else truth)
+    got, eager, exact = (each.flatten().double() if which is None else elements_of(each, which) for each in compared)
+    if not got.numel():
+        return None
+    distance, peak, bearable = (got - eager).abs(), oracle.noise.peak, oracle.bearable
+    close = _beyond_close(distance, eager, oracle, min(peak, bearable), tolerance)
+    noisy = close if peak <= bearable else _beyond_close(distance, eager, oracle, peak, tolerance)
+    figures = torch.stack([distance.max(), close, noisy, _rms(got - exact), _rms(eager - exact)]).tolist()
+    if not math.isfinite(figures[0]):
+        return None
+    is_known = truth is not None and all(map(math.isfinite, figures[3:]))
+    return _Distances(got.numel(), *figures[:3], *(figures[3:] if is_known else (None, 0.0)))
 
 
 def compare_running_on(
     key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance
 ) -> Comparison:
     """Judge ``result`` of an iteration that continues others, by its distance over all elements."""
-    if problem := _mismatch(result, oracle.eager):
+    if problem := _unlike(result, oracle.eager) or _otherwise_infinite(result, oracle.eager):
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
     finite = torch.isfinite(oracle.eager)
     distance = (elements_of(result, finite) - elements_of(oracle.eager, finite)).abs()
@@ -116,11 +152,15 @@ def compare_running_on(
     return Comparison(*key, iteration, rms(distance) / oracle.scale / permitted, float(distance.max()))
 
 
-def _mismatch(result: Tensor, eager: Tensor) -> str:
+def _unlike(result: Tensor, eager: Tensor) -> str:
     if result.shape != eager.shape:
         return f"shape {tuple(result.shape)} instead of {tuple(eager.shape)}"
     if result.dtype != eager.dtype:
         return f"dtype {result.dtype} instead of {eager.dtype}"
+    return ""
+
+
+def _otherwise_infinite(result: Tensor, eager: Tensor) -> str:
     finite = torch.isfinite(eager)
     if not torch.equal(torch.isfinite(result), finite):
         return "NaN or infinity where eager has none, or the other way round"
@@ -130,24 +170,22 @@ def _mismatch(result: Tensor, eager: Tensor) -> str:
     return ""
 
 
-def _beyond_close(distance: Tensor, eager: Tensor, oracle: Oracle, noise: float, tolerance: Tolerance) -> float:
+def _beyond_close(distance: Tensor, eager: Tensor, oracle: Oracle, noise: float, tolerance: Tolerance) -> Tensor:
     permitted = tolerance.absolute * oracle.unit + noise + oracle.tf32.peak + tolerance.absolute * eager.abs()
-    return float((distance / permitted.clamp_min(torch.finfo(torch.float64).tiny)).max())
+    return (distance / permitted.clamp_min(torch.finfo(torch.float64).tiny)).max()
 
 
-def _beyond_truth(
-    got: Tensor, eager: Tensor, finite: Tensor, oracle: Oracle, tolerance: Tolerance
-) -> tuple[float | None, float]:
-    """Return the ratio of distances from float64, and its excess; infinite excess without a usable baseline."""
-    if oracle.truth is None or oracle.truth.shape != finite.shape:
-        return None, math.inf
-    truth = elements_of(oracle.truth, finite)
-    if not bool(torch.isfinite(truth).all()):
-        return None, math.inf
-    ours, eagers = rms(got - truth), rms(eager - truth)
-    rounding = max(eagers, oracle.tf32.rms)
-    permitted = oracle.settings.ratio(got.numel(), tolerance.ratio) * rounding + tolerance.absolute * oracle.unit / 10
-    return _ratio(ours, eagers), _ratio(ours, permitted)
+def _beyond_truth(found: _Distances, oracle: Oracle, tolerance: Tolerance) -> float:
+    """Return the distance from float64 as a multiple of what is permitted; infinity without a usable baseline."""
+    if found.ours is None:
+        return math.inf
+    rounding = max(found.eagers, oracle.tf32.rms)
+    permitted = oracle.settings.ratio(found.numbers, tolerance.ratio) * rounding + tolerance.absolute * oracle.unit / 10
+    return _ratio(found.ours, permitted)
+
+
+def _rms(values: Tensor) -> Tensor:
+    return values.square().mean().sqrt()
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -41,6 +41,8 @@ def _check_model(
         yield from check_export(spec.export, config)
         yield from check_data(data, "data", spec.model, config)
         yield from _check_sequence(spec, data, config)
+        if names := config.parameter_names:
+            yield from (Problem(*reason) for reason in spec.optimizer.check(names))
     yield from (Problem(*reason) for reason in spec.objective.check(spec, data.gives))
     yield from (Problem(*reason) for reason in spec.schedule.check(spec))
     yield from _check_evaluations(spec)

@@ -28,5 +28,11 @@ VERIFY = JobKind(
     "service.verification.job:run",
     check,
     page="api.dashboard:static/kinds/verify.js",
-    preloads=("service.verification.job", "service.bounds.onnx.stored", "service.verification.first_trace"),
+    preloads=(
+        "service.verification.job",
+        "service.bounds.onnx.stored",
+        "service.verification.first_trace",
+        "service.parallel.checkpoint",
+        "scipy.optimize",
+    ),
 )

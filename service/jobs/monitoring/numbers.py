@@ -31,7 +31,7 @@ def _field_of(name: str, *words: str) -> str:
     return _SEPARATOR.join((name, *words))
 
 
-def _observed(metric: MetricDeclaration, value: float, labels: Sequence[str] = ()) -> dict[str, float]:
+def _count_observation(metric: MetricDeclaration, value: float, labels: Sequence[str] = ()) -> dict[str, float]:
     """Return the increments of a histogram's counts for one observation."""
     bound = metric.bounds[bisect_left(metric.buckets, value)]
     return {_field_of(f"{metric.name}_bucket", bound, *labels): 1, _field_of(f"{metric.name}_sum", *labels): value}
@@ -96,7 +96,7 @@ class Meter:
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         """Enter a value into a histogram. Raises :class:`KeyError` for one that is not declared."""
-        self._add(_observed(_BY_NAME[name], value, labels))
+        self._add(_count_observation(_BY_NAME[name], value, labels))
 
     def take(self) -> dict[str, float]:
         """Return the counts since the last call."""

@@ -49,6 +49,7 @@ from service.jobs.plugins.configs import (
     Samples,
     ScheduleConfig,
     Tokens,
+    matches,
 )
 from service.jobs.plugins.declarations import (
     CheckContext,
@@ -97,4 +98,5 @@ __all__ = [
     "Strict",
     "Tokens",
     "disagreement",
+    "matches",
 ]

@@ -7,8 +7,10 @@ Data gives, and a model reads, :data:`Samples`: their numbers must match.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -84,6 +86,11 @@ class ModelConfig(Strict):
     @abstractmethod
     def reads(self) -> Samples:
         """Return the samples that the model reads."""
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Return the names of its parameters, by which jobs group them; none if only ranks know."""
+        return ()
 
     @property
     def synchronises(self) -> bool:
@@ -166,6 +173,11 @@ Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """Names of parameters, as ``fnmatch`` reads them: ``blocks.*.bias``."""
 
 
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a parameter's name fits one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 class ParameterGroup(Strict):
     """Parameters that are updated otherwise than the rest. A parameter belongs to the first group that matches it."""
 
@@ -185,12 +197,30 @@ class OptimizerConfig(Strict):
     weight_decay: float = Field(0.0, ge=0, description="weight decay, decoupled from the gradient, per step times lr")
     clip_norm: float | None = Field(1.0, gt=0, description="limit on the global gradient norm; null switches it off")
     groups: tuple[ParameterGroup, ...] = Field(
-        (), max_length=64, description="parameters that are updated otherwise, by patterns of their names"
+        (),
+        max_length=64,
+        exclude_if=lambda groups: not groups,  # a worker of an older version does not know the field
+        description="parameters that are updated otherwise, by patterns of their names",
     )
 
     def patterns(self) -> dict[str, tuple[str, ...]]:
-        """Return all patterns of names by field: ranks refuse one that no parameter has."""
+        """Return all patterns of names by field; each must name a parameter."""
         return {f"groups.{index}.match": group.match for index, group in enumerate(self.groups)}
+
+    def check(self, names: Sequence[str]) -> list[Reason]:
+        """Return reasons why it cannot update a model whose parameters have these names."""
+        reasons: list[Reason] = []
+        for field, patterns in self.patterns().items():
+            for pattern in patterns:
+                if not any(matches(name, (pattern,)) for name in names):
+                    near = ", ".join(get_close_matches(pattern, names, n=3, cutoff=0))
+                    reasons.append((f"optimizer.{field}", "no parameter has this name", pattern, f"one such as {near}"))
+        if all(self._freezes(name) for name in names):
+            reasons.append(("optimizer.groups", "every parameter is frozen", None, "one that learns"))
+        return reasons
+
+    def _freezes(self, name: str) -> bool:
+        return next((group.frozen for group in self.groups if matches(name, group.match)), False)
 
     def keeps(self) -> dict[str, Any]:
         """Return, by field, what decides the state that it keeps of each parameter: a job that resumes another one

@@ -62,7 +62,7 @@ def plan(
             for other in running
             if other.pool == job.pool and other.priority < job.priority and other.ran_s >= min_run_s
         ]
-        if not fits(job, hosts) and fits(job, _freed(hosts, able)):
+        if not fits(job, hosts) and fits(job, _devices_freed(hosts, able)):
             return Preemption(job, _fewest(job, hosts, able))
     return None
 
@@ -72,7 +72,7 @@ def fits(job: PendingJob, free: Mapping[str, int]) -> bool:
     return sum(heapq.nlargest(job.max_hosts, free.values())) >= job.ranks
 
 
-def _freed(free: Mapping[str, int], victims: Iterable[PreemptibleJob]) -> dict[str, int]:
+def _devices_freed(free: Mapping[str, int], victims: Iterable[PreemptibleJob]) -> dict[str, int]:
     """Return the free devices once the victims have ended, on the hosts that take work."""
     counts = Counter(free)
     for victim in victims:
@@ -85,7 +85,7 @@ def _fewest(job: PendingJob, free: Mapping[str, int], able: Sequence[Preemptible
     if len(able) > _MOST_TRIED:
         able = _one_by_one(job, free, able)
     for count in range(1, min(len(able), _MOST_TRIED) + 1):
-        enough = [some for some in itertools.combinations(able, count) if fits(job, _freed(free, some))]
+        enough = [some for some in itertools.combinations(able, count) if fits(job, _devices_freed(free, some))]
         if enough:
             return min(enough, key=_loss)
     return tuple(able)
@@ -107,6 +107,6 @@ def _one_by_one(job: PendingJob, free: Mapping[str, int], able: Sequence[Preempt
     kept = sorted(able, key=lambda victim: (victim.priority, victim.work, victim.id))
     for victim in reversed(tuple(kept)):
         others = [other for other in kept if other is not victim]
-        if fits(job, _freed(free, others)):
+        if fits(job, _devices_freed(free, others)):
             kept = others
     return tuple(kept)

@@ -45,7 +45,13 @@ class CompileSpec(CommonSpec):
         None, description="an exported module, or a program of an installed package: modules and their steps"
     )
     data: DataSpec | None = Field(None, description="source of real inputs; random ones that fit when absent")
-    objective: ObjectiveSpec = CrossEntropy()
+    objective: ObjectiveSpec = Field(
+        CrossEntropy(),
+        exclude_if=lambda objective: (
+            objective == CrossEntropy()
+        ),  # a worker of an older version does not know the field
+        description="what the model minimises, as in the training that the gate is for",
+    )
     modes: tuple[Mode, ...] = Field(LADDER, min_length=1, fail_fast=True, description="rungs to climb, from eager up")
     phases: tuple[Phase, ...] = Field(
         ("train", "inference"), min_length=1, fail_fast=True, description="training steps, or forwards alone"

@@ -165,7 +165,11 @@ class TrainSpec(CommonSpec):
         CosineDecay(), description="the learning rate over the steps, as a share of its peak"
     )
     steps: int = Field(ge=1, le=10**9, description="optimizer steps")
-    stop: StopSpec | None = Field(None, description="when training ends before its last step")
+    stop: StopSpec | None = Field(
+        None,
+        exclude_if=lambda stop: stop is None,  # a worker of an older version does not know the field
+        description="when training ends before its last step",
+    )
     resume: ResumeSpec | None = Field(None, description="the checkpoint of another job from which to continue")
     batch: BatchSpec = BatchSpec.model_validate({})
     precision: PrecisionSpec = PrecisionSpec()

@@ -86,7 +86,7 @@ class ArtifactStore:
         found = []
         for saved in complete(self.data.job(job_id).checkpoints):
             with contextlib.suppress(OSError):
-                found.append(_described(saved))
+                found.append(_entry_of_checkpoint(saved))
         return tuple(found)
 
     def open_left(self, job_id: str, name: str) -> tuple[Artifact, Folder | RemoteFolder]:
@@ -200,7 +200,7 @@ def _entry_of_folder(folder: RemoteFolder) -> Artifact:
     return Artifact(name=name, bytes=folder.bytes, sha256="", media_type=FOLDER, created_at=datetime.now(UTC))
 
 
-def _described(saved: Checkpoint) -> Artifact:
+def _entry_of_checkpoint(saved: Checkpoint) -> Artifact:
     """Return the manifest's entry for a checkpoint's folder."""
     with Folder.open(saved.path.parent) as above, above.folder(saved.path.name) as folder:
         files = [entry.status for entry in folder.files()]

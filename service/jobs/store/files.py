@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from errno import ENOSPC
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from service.jobs.accounts import DEFAULT_PROJECT, Project
@@ -109,7 +108,7 @@ class FileWriter:
             created_at=decode.moment(round(time.time() * 1000)),
         )
         final = self._data.file(stored.id)
-        with _locked(self._data):
+        with _lock_uploads(self._data):
             final.parent.mkdir(exist_ok=True)
             was_there = final.exists()
             self._temporary.replace(final)
@@ -139,15 +138,13 @@ class FileWriter:
     def __enter__(self) -> FileWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _locked(data: DataLayout) -> Iterator[None]:
+def _lock_uploads(data: DataLayout) -> Iterator[None]:
     """Hold the lock under which contents are added and deleted: otherwise one that is uploaded again might be deleted
     with its last entry.
     """
@@ -265,7 +262,7 @@ class Files:
     def _forget(self, project: str, file_id: str, before_ms: int) -> None:
         if FILE_ID.fullmatch(file_id) is None:
             raise NotFound(f"there is no file {file_id}")
-        with _locked(self.data):
+        with _lock_uploads(self.data):
             if stubs.forget_upload(self.client, project, file_id, before_ms):
                 self.data.file(file_id).unlink(missing_ok=True)
                 if self.objects is not None:

@@ -145,7 +145,7 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
     )
     allocation = orjson.loads(fields.get("allocation", "null"))
     if allocation is not None:
-        return _allocated(fields, AllocatedDevices.model_validate(allocation), holdings, alive=alive == "1")
+        return _host_of_allocation(fields, AllocatedDevices.model_validate(allocation), holdings, alive=alive == "1")
     return Host(
         name=fields["name"],
         alive=alive == "1",
@@ -166,7 +166,7 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
     )
 
 
-def _allocated(fields: dict[str, str], has: AllocatedDevices, holdings: list[Holding], *, alive: bool) -> Host:
+def _host_of_allocation(fields: dict[str, str], has: AllocatedDevices, holdings: list[Holding], *, alive: bool) -> Host:
     """Return a host of an allocation, which has the allocation's devices and declares none to placement."""
     held = {device for holding in holdings for device in holding.devices}
     free = tuple(device for device in range(has.devices) if device not in held)

@@ -130,7 +130,7 @@ class Listing:
         may be on both or on neither.
         """
         page = self._page(limit, specs=specs)
-        first, following = _parsed(cursor)
+        first, following = _parse_cursor(cursor)
         for part in _PARTS[_PARTS.index(first) :]:
             if page.is_full:
                 return JobPage(items=tuple(page.items), next_cursor=f"{part.name}:")
@@ -249,7 +249,7 @@ _CURSOR = re.compile(
 )
 
 
-def _parsed(cursor: str | None) -> tuple[_OrderPart, str]:
+def _parse_cursor(cursor: str | None) -> tuple[_OrderPart, str]:
     """Return the part of the order ``active`` that a cursor names, and the position in it."""
     if cursor is None:
         return _PARTS[0], ""

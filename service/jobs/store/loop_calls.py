@@ -117,7 +117,7 @@ class SharedTrips:
             trip, self._waiting = self._waiting, []
             task = self.loop.create_task(self._travel(trip))
             self._under_way.add(task)
-            task.add_done_callback(self._arrived)
+            task.add_done_callback(self._note_arrival)
 
     async def _travel(self, trip: list[tuple[LoopCall, Words]]) -> None:
         try:
@@ -151,7 +151,7 @@ class SharedTrips:
         except redis.ResponseError as error:
             return error  # of this command alone: the answers behind it still have to be read
 
-    def _arrived(self, task: asyncio.Task[None]) -> None:
+    def _note_arrival(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
         # What was asked while every connection was on its way has nobody else to send it.
         if self._waiting and not self._is_leaving:

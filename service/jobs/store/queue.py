@@ -187,7 +187,7 @@ class Queue:
         hosts = self.hosts.list()
         capacity = self.hosts.capacity()
         auto = "cpu" if capacity is None else capacity.auto_pool
-        now_ms, queued = self._queued(auto)
+        now_ms, queued = self._read_queued(auto)
         pending = [job for job, waits_for_devices in queued if waits_for_devices]
         dependent = [
             WaitingJob(job.id, job.owner, job.project, None)
@@ -210,7 +210,7 @@ class Queue:
         placed = [WaitingJob(job.id, job.owner, job.project, place) for place, job in enumerate(ordered, 1)]
         return QueueSnapshot((*placed, *dependent), len(placed), starts, datetime.now(UTC))
 
-    def _queued(self, auto: str) -> tuple[int, list[tuple[PendingJob, bool]]]:
+    def _read_queued(self, auto: str) -> tuple[int, list[tuple[PendingJob, bool]]]:
         """Return the store's time, and each queued job with whether it waits for devices."""
         after, queued = "", list[tuple[PendingJob, bool]]()
         while True:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import orjson
 
-from service.jobs.spec.common import CommonSpec, SweepSpec
+from service.jobs.spec.common import CommonSpec, RangeSpec, SweepSpec
 
 _LONGEST_NAME = 200
 Parameters = dict[str, Any]
@@ -37,12 +39,30 @@ def points(sweep: SweepSpec) -> Iterator[Parameters]:
     """Yield the values of each job; of a grid the last field varies fastest."""
     if sweep.list is not None:
         yield from sweep.list
+    elif sweep.random is not None:
+        draws = Random(sweep.random.seed)  # noqa: S311 - nothing is secret
+        for _ in range(sweep.random.jobs):
+            yield {path: _drawn(values, draws) for path, values in sweep.random.fields.items()}
     elif sweep.zip is not None:
         for values in zip(*sweep.zip.values(), strict=True):
             yield dict(zip(sweep.zip, values, strict=True))
     elif sweep.grid is not None:
         for values in itertools.product(*sweep.grid.values()):
             yield dict(zip(sweep.grid, values, strict=True))
+
+
+def _drawn(values: RangeSpec | list[Any], draws: Random) -> Any:
+    """Return one of the values; a number of a range has six digits, and is no further than its ends."""
+    if isinstance(values, list):
+        return draws.choice(values)
+    if values.log:
+        drawn = math.exp(draws.uniform(math.log(values.low), math.log(values.high)))
+    elif values.whole:
+        return draws.randint(int(values.low), int(values.high))
+    else:
+        drawn = draws.uniform(values.low, values.high)
+    within = min(max(float(f"{drawn:.6g}"), values.low), values.high)
+    return round(within) if values.whole else within
 
 
 def expand(spec: CommonSpec) -> Iterator[SweptSpec]:

@@ -39,25 +39,25 @@ def _tokens(spec: FileTokens, layout: DataLayout | None) -> tuple[Samples, Sampl
 
 
 def _token_file(spec: FileTokens, file: str, field: str, layout: DataLayout | None) -> packed.TokenFile:
-    path = _uploaded(layout, file, f"data.{field}")
+    path = _path_of_upload(layout, file, f"data.{field}")
     if layout is None or spec.tokenizer is None:
         return packed.TokenFile(path, spec.encoding)
-    tokenizer = _uploaded(layout, spec.tokenizer, "data.tokenizer")
-    return _tokenized(path, tokenizer, layout.cache, spec.vocabulary)
+    tokenizer = _path_of_upload(layout, spec.tokenizer, "data.tokenizer")
+    return _tokenize(path, tokenizer, layout.cache, spec.vocabulary)
 
 
 def _arrays(spec: FileArrays, layout: DataLayout | None) -> tuple[Samples, Samples]:
-    held = arrays.read(_uploaded(layout, spec.file, "data.file"), "data.file")
+    held = arrays.read(_path_of_upload(layout, spec.file, "data.file"), "data.file")
     train, has_test_split = arrays.samples(held, spec, "", "data.file"), arrays.has_test_split(held, "data.file")
     if spec.test_file is not None:
-        other = arrays.read(_uploaded(layout, spec.test_file, "data.test_file"), "data.test_file")
+        other = arrays.read(_path_of_upload(layout, spec.test_file, "data.test_file"), "data.test_file")
         return train, arrays.samples(other, spec, "", "data.test_file")
     if has_test_split:
         return train, arrays.samples(held, spec, arrays.TEST, "data.file")
     return arrays.divide(train, spec.test_fraction)
 
 
-def _uploaded(layout: DataLayout | None, file: str, field: str) -> Path:
+def _path_of_upload(layout: DataLayout | None, file: str, field: str) -> Path:
     """Return the path of an uploaded file. Raises ``ValueError`` naming the field if it is missing."""
     path = None if layout is None else layout.file(file)
     if path is None or not path.is_file():
@@ -71,7 +71,7 @@ _CUT = "whole chunks"
 """The way in which a text becomes ids; a new one needs a new name, so that no cached file of the old one is read."""
 
 
-def _tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
+def _tokenize(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
     """Return the ids of a UTF-8 text, from the cache; the first rank fills it while the others wait.
 
     The text is cut at line ends into pieces of about a mebibyte, which are tokenised one by one without special tokens.

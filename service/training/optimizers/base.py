@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a parameter's name fits one of the patterns."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class UpdateGroup:
 
 @dataclass(frozen=True)
 class Rule:
-    """An optimizer of torch over groups of parameters, by which the job's page names it.
+    """An optimizer of torch over groups of parameters; the job's log calls it ``name``.
 
     ``moments`` are what its state holds of each parameter, in the parameter's shape, by torch's names: they begin at
     zero, and checkpoints have them. ``counts``: whether it counts, as ``step``, the updates of each parameter.

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from service.jobs.plugins import matches
 from service.jobs.spec import optimizer as specs
 from service.models.full_weights import own_slices, whole_tensor
 from service.training.gradients import local
 from service.training.optimizers.adamw import adamw_rule
-from service.training.optimizers.base import Rule, UpdateGroup, matches
+from service.training.optimizers.base import Rule, UpdateGroup
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 """Coefficients of the quintic iteration: its slope at zero is the largest that still converges about 1."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
 
-from service.jobs.plugins import OptimizerConfig
+from service.jobs.plugins import OptimizerConfig, matches
 from service.jobs.plugins.declarations import dotted
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.optimizer import OPTIMIZERS
 from service.parallel.tensor.placement import global_parameters, global_rows
-from service.training.optimizers.base import Factory, Rule, UpdateGroup, matches
+from service.training.optimizers.base import Factory, Rule, UpdateGroup
 
 
 class OptimizerError(RefusedError, ValueError):
@@ -74,7 +73,8 @@ def updater_for(
 
     Raises :class:`OptimizerError` for a pattern that no parameter has, and if all are frozen.
     """
-    _check_patterns(config, [name for name, _ in global_parameters(whole)])
+    for path, message, got, expected in config.check([name for name, _ in global_parameters(whole)]):
+        raise OptimizerError(f"{path}: {message}: {got!r}; expected {expected}")
     if config.name not in OPTIMIZERS.provided:
         raise ValueError(f"no optimizer {config.name!r}; expected one of {', '.join(OPTIMIZERS.provided)}")
     stages = list(stages)
@@ -101,17 +101,3 @@ def _grouped(
             groups.append(UpdateGroup(own, config.lr * asked.lr_scale, decay, given, rows))
     groups.append(UpdateGroup(left, config.lr, config.weight_decay, rows=rows))
     return [group for group in groups if group.parameters], frozen
-
-
-def _check_patterns(config: OptimizerConfig, names: Sequence[str]) -> None:
-    for path, patterns in config.patterns().items():
-        for pattern in patterns:
-            if not any(matches(name, (pattern,)) for name in names):
-                near = get_close_matches(pattern, names, n=3, cutoff=0) or names[:3]
-                raise OptimizerError(
-                    f"optimizer.{path}: no parameter is named {pattern!r}; the model has {len(names)}, "
-                    f"such as {', '.join(near)}"
-                )
-    patterns_of = [(group.match, group.frozen) for group in config.groups]
-    if all(next((frozen for match, frozen in patterns_of if matches(name, match)), False) for name in names):
-        raise OptimizerError("optimizer.groups: every parameter is frozen; expected one that learns")

@@ -14,7 +14,6 @@ from math import inf
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 from torch import Tensor
 
 from service.bounds.capture import capture
@@ -198,6 +197,8 @@ def _program(objectives: _AffineMap, constraints: _AffineMap | None):  # type: i
     if constraints is not None:
         above = np.vstack([above, np.hstack([constraints.matrix, np.zeros((len(constraints.constant), 1))])])
         limits = np.concatenate([limits, -constraints.constant])
+    from scipy.optimize import linprog  # noqa: PLC0415 - its import takes as long as a small search
+
     cost = np.concatenate([np.zeros(inputs), np.ones(1)])
     return linprog(cost, A_ub=above, b_ub=limits, bounds=[(-1, 1)] * inputs + [(None, None)], method="highs")
 

@@ -93,6 +93,7 @@ class OptimiserSettings:
     ``slope_step`` is in units of the range of the slopes, ``multiplier_step`` of the coefficients that arrive at the
     split entries, and ``weight_step`` of the rows' weights; all are multiplied by ``decay`` after each iteration. The
     ascent ends early at ``deadline`` (``time.monotonic``), but not where others take part, who may see another time.
+    After ``doubts_after`` it ends as soon as the pace of the last iterations would leave a domain open.
     Whether all domains are proved is looked at every ``check_every`` iterations, since each look waits for the device.
     ``adam_decays`` and ``adam_epsilon`` are those of the multipliers' Adam (Kingma and Ba, 2015).
     """
@@ -103,6 +104,7 @@ class OptimiserSettings:
     weight_step: float = 0.1
     decay: float = 0.97
     deadline: float = inf
+    doubts_after: float = field(default=inf, compare=False)
     check_every: int = 5
     adam_decays: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = 1e-12

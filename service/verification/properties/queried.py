@@ -75,7 +75,7 @@ def paired(opened: Bundle) -> Queried:
     queries: dict[str, Query] = {}
     for pair in opened.pairs:
         if pair.query not in queries:
-            queries[pair.query] = _parsed(f"property.instances: {pair.query}", opened.text(pair))
+            queries[pair.query] = _parse_query(f"property.instances: {pair.query}", opened.text(pair))
     pairs = opened.pairs
     return Queried(
         [queries[each.query] for each in pairs], [each.name for each in pairs], [each.seconds for each in pairs]
@@ -87,14 +87,14 @@ def _read(path: str, layout: DataLayout, file: str, expected: tuple[int, int]) -
     try:
         for source in sources(layout.file(file)):
             where = f"{path}: {source.name}" if source.name else path
-            query = _parsed(where, source.text)
+            query = _parse_query(where, source.text)
             check_sizes(where, query, expected)
             yield source.name, query
     except (OSError, VnnlibError) as error:
         raise PropertyError(f"{where}: {error}") from error
 
 
-def _parsed(where: str, text: str) -> Query:
+def _parse_query(where: str, text: str) -> Query:
     try:
         query = parse(text)
     except VnnlibError as error:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.methods import ALPHA_CROWN, CROWN, BoundOptions, alpha
+from service.bounds.open_rows import OpenRowsOptimiser
 from service.bounds.optimise import STRIDE, Ascent, Families, Gains, RowOptimiser
 
 MOST = 3 * STRIDE + 1
@@ -186,3 +187,49 @@ def test_what_goes_with_an_entry_changes_none_of_its_bounds() -> None:
         (alone,) = ALPHA_CROWN(network, box, BoundOptions(ascent=ascent, elements=32 * 16 * 3)).inputs[value]
         torch.testing.assert_close(alone.lower[0], together.lower[index], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(alone.upper[0], together.upper[index], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("is_image", [False, True])
+def test_rows_that_are_left_out_once_settled_have_the_bounds_that_they_had(
+    batch: int, is_image: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    image = (nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.Flatten())
+    flat = (nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4), nn.ReLU())
+    network = prepared(nn.Sequential(*(image if is_image else flat), nn.Linear(4, 3)).double(), 16)
+    x = torch.rand(batch, 16, dtype=torch.float64)
+    rows, passed = torch.eye(3, dtype=torch.float64)[None], list[int]()
+    narrow = OpenRowsOptimiser._narrow
+
+    def bounds() -> Tensor:
+        options = BoundOptions(ascent=Ascent(iterations=MOST, least_share=0.2))
+        return ALPHA_CROWN(network, Interval(x - 0.3, x + 0.3), options).lower_bounds(rows)
+
+    def noted(self: OpenRowsOptimiser, kept: Tensor) -> None:
+        passed.append(kept.shape[1])
+        narrow(self, kept)
+
+    monkeypatch.setattr(OpenRowsOptimiser, "_narrow", noted)
+    found = bounds()
+    assert passed
+    monkeypatch.setattr(OpenRowsOptimiser, "_narrow", lambda self, kept: None)
+    assert torch.allclose(found, bounds(), rtol=0, atol=1e-12)
+
+
+def test_entries_that_plain_rows_settle_are_not_optimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, optimised = prepared(net(nn.ReLU), 4), list[int]()
+    box = Interval(torch.full((1, 4), 0.0), torch.full((1, 4), 0.6))
+    plain = CROWN(network, box, BoundOptions()).inputs[network.nonlinear[1].name][0]
+    run = alpha._optimised
+
+    def counting(families: Families, name: str, index: Tensor, options: BoundOptions) -> Interval:
+        optimised.append(index.shape[1])
+        return run(families, name, index, options)
+
+    monkeypatch.setattr(alpha, "_optimised", counting)
+    best = ALPHA_CROWN(network, box, BoundOptions()).inputs[network.nonlinear[1].name][0]
+    assert optimised == [int(((plain.lower < 0) & (plain.upper > 0)).sum())]
+    assert 0 < optimised[0] < 8
+    assert bool((best.lower >= plain.lower).all())
+    assert bool((best.upper <= plain.upper).all())

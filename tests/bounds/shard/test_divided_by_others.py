@@ -286,6 +286,7 @@ def placed(x: Tensor, mesh: DeviceMesh, placement: Any) -> DTensor:
             "redistribute from R to P",
         ),
         (lambda x, mesh: DTensor.from_local(x), "has no device_mesh"),
+        (lambda x, mesh: DTensor.from_local(x, mesh, [Replicate()], run_check=True), "run_check=True asks other ranks"),
     ],
 )
 def test_what_has_no_rule_for_its_placement_is_refused_by_name(mesh: DeviceMesh, use: Any, said: str) -> None:

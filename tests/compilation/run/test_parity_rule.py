@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.compilation.run.oracles import Noise, Oracle, comparable, noise_of, rounding_of, scale_of, terms_scale
+from service.compilation.run.oracles import Noise, Oracle, comparable, noise_of, scale_of, terms_scale
 from service.compilation.run.parity import Comparison, compare, compare_running_on, equal
 from service.compilation.run.parity_settings import ParitySettings
 from service.compilation.run.sampling import KEPT, WHOLE, copies_to_compare, signed_sums, spread
@@ -26,7 +26,7 @@ def verdict(result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor | Non
 
 
 def terms_of(eager: torch.Tensor, truth: torch.Tensor) -> float:
-    return terms_scale(scale_of(eager) if eager.is_floating_point() else 0.0, rounding_of(eager, truth), eager.dtype)
+    return terms_scale(scale_of(eager), scale_of(eager.double() - truth.double()), eager.dtype)
 
 
 def sample(seed: int, size: int = LARGE, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -42,6 +42,15 @@ def stop(metric: str = "eval_loss", **fields: Any) -> dict[str, Any]:
             [("schedule.metric", "eval_accuracy", "one of eval_loss, eval_perplexity")],
         ),
         ({"schedule": {"decay": "wsd", "warmup": 3, "last": 7}}, [("schedule.last", 7, "at most 6")]),
+        ({"optimizer": MUON}, []),
+        (
+            {"optimizer": {**MUON, "groups": [{"match": ["*.bias", "head.white"]}]}},
+            [("optimizer.groups.0.match", "head.white", "one such as head.weight, head.bias, blocks.1.linear.weight")],
+        ),
+        (
+            {"optimizer": {"groups": [{"match": ["blocks.*"], "frozen": True}, {"match": ["head.*"], "frozen": True}]}},
+            [("optimizer.groups", None, "one that learns")],
+        ),
     ],
 )
 def test_what_a_training_follows_must_be_there(fields: dict[str, Any], expected: list[tuple[str, Any, str]]) -> None:
@@ -103,3 +112,11 @@ def test_a_compile_check_takes_an_objective_that_can_be_compiled() -> None:
     assert found(spec("compile", objective=CERTIFIED)) == [
         ("objective.name", "certified", "cross_entropy, or another one")
     ]
+
+
+def test_a_worker_of_an_older_version_reads_what_uses_nothing_new() -> None:
+    plain = spec("train").model_dump(mode="json", by_alias=True)
+    assert "stop" not in plain
+    assert list(plain["optimizer"]) == ["name", "lr", "weight_decay", "clip_norm", "betas", "eps"]
+    assert plain["schedule"] == {"decay": "cosine", "warmup": 0, "floor": 0.1}
+    assert "objective" not in spec("compile").model_dump(mode="json", by_alias=True)

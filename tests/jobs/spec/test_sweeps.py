@@ -108,3 +108,31 @@ def test_a_path_to_nowhere_is_refused(path: str, said: str) -> None:
     with pytest.raises(NoPlace, match=said) as refusal:
         list(expand(swept(list=[{path: 1}])))
     assert refusal.value.path == path
+
+
+@given(seed=st.integers(0, 9), log=st.booleans(), whole=st.booleans())
+def test_a_random_sweep_draws_within_its_ranges_and_the_same_by_a_seed(seed: int, log: bool, whole: bool) -> None:
+    fields = {"batch.global": {"low": 3, "high": 7, "log": log, "whole": whole}, "model.hidden.0": [8, 16]}
+    asked = SweepSpec.model_validate({"random": {"fields": fields, "jobs": 40, "seed": seed}})
+    found = list(points(asked))
+    assert found == list(points(asked))
+    drawn = [point["batch.global"] for point in found]
+    assert all(3 <= each <= 7 and isinstance(each, int if whole else float) for each in drawn)
+    assert len(set(drawn)) > 3
+    assert {point["model.hidden.0"] for point in found} == {8, 16}
+    other = SweepSpec.model_validate({"random": {"fields": fields, "jobs": 40, "seed": seed + 1}})
+    assert found != list(points(other))
+
+
+@pytest.mark.parametrize(
+    ("drawn", "said"),
+    [
+        ({"low": 2, "high": 1}, "high: low is 2"),
+        ({"low": 0, "high": 1, "log": True}, "low: log=true takes its logarithm"),
+        ({"low": 0.5, "high": 2, "whole": True}, "whole: low and high are drawn, too"),
+        ([], "at least 1"),
+    ],
+)
+def test_a_range_that_is_none_is_refused(drawn: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        SweepSpec.model_validate({"random": {"fields": {"seed": drawn}, "jobs": 2}})

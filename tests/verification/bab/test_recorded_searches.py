@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lanes import slow_but_for
 from recording_without_device import Rehearsed
-from search_problems import NETS, bounding_and_batches, model_named
+from search_problems import NETS, bounding_and_batches, bounding_of, model_named
 
 from service.bounds.interval import Interval
 from service.bounds.network import prepare
@@ -22,6 +22,7 @@ from service.verification.bab.activations.dual_objective import DisjunctRows, Du
 from service.verification.bab.activations.recorded_optimisation import (
     DirectOptimisation,
     RecordedOptimisation,
+    _DomainOptimiser,
     padded_size,
 )
 from service.verification.bab.settings import OptimiserSettings
@@ -158,3 +159,24 @@ def test_records_share_their_memory_until_they_are_forgotten() -> None:
     records.optimise(batches[0], settings, domain_bounds.scale)
     assert used[-1] is records._kept.memory
     assert used[-1] is not used[0]
+
+
+@pytest.mark.parametrize(("doubts_after", "ends_early"), [(-torch.inf, True), (torch.inf, False)])
+def test_an_ascent_that_would_leave_a_domain_open_at_its_pace_ends_after_the_moment_of_doubts(
+    doubts_after: float, ends_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No multipliers prove that y0 + y1 is positive and negative."""
+    taken, step = list[int](), _DomainOptimiser._step
+
+    def counting(self: _DomainOptimiser) -> None:
+        taken.append(1)
+        step(self)
+
+    monkeypatch.setattr(_DomainOptimiser, "_step", counting)
+    centre = torch.zeros(3, dtype=torch.float64)
+    for sign in (1, -1):
+        rows = sign * torch.ones(1, 2, dtype=torch.float64)
+        domain_bounds = bounding_of(model_named("relu", 0), centre - 1, centre + 1, rows)
+        roots = domain_bounds.roots(torch.full((1, 1), -torch.inf, dtype=torch.float64))
+        domain_bounds.optimise(roots, OptimiserSettings(20, slope_step=0.1, doubts_after=doubts_after))
+    assert (len(taken) < 40) == ends_early

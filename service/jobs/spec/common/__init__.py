@@ -19,7 +19,7 @@ from service.jobs.spec.common.launcher_names import LAUNCHER_NAME, LOCAL, Pendin
 from service.jobs.spec.common.notify import ExportTargets, NotifySpec, check_url, leads_to_a_server
 from service.jobs.spec.common.states import ACTIVE, MOVES, STATES, TERMINAL, JobState
 from service.jobs.spec.common.strict import DISAGREEMENT, Strict, disagreement
-from service.jobs.spec.common.sweep import SweepSpec
+from service.jobs.spec.common.sweep import RangeSpec, SweepSpec
 
 __all__ = [
     "ACTIVE",
@@ -45,6 +45,7 @@ __all__ = [
     "NotifySpec",
     "ParallelSpec",
     "PendingLaunch",
+    "RangeSpec",
     "Strict",
     "SweepSpec",
     "check_url",

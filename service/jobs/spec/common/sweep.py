@@ -10,6 +10,7 @@ from service.jobs.spec.common.strict import Strict, disagreement
 
 MOST_SWEPT = 1000
 """The most jobs of one sweep."""
+_FORMS = ("grid", "zip", "list", "random")
 FIXED = ("kind", "sweep")
 """Fields that cannot be swept: all jobs of a sweep share them."""
 
@@ -28,28 +29,60 @@ class Best(Strict):
     mode: Literal["min", "max"] = Field(description="whether the least or the greatest value is best")
 
 
+class RangeSpec(Strict):
+    """Numbers from ``low`` to ``high``, each as likely as any other."""
+
+    low: float = Field(description="the least number")
+    high: float = Field(description="the greatest number")
+    log: bool = Field(False, description="whether logarithms are drawn evenly, as suits a learning rate")
+    whole: bool = Field(False, description="whether only whole numbers are drawn")
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> RangeSpec:
+        if self.low >= self.high:
+            raise disagreement("high", f"low is {self.low:g}", self.high, f"more than {self.low:g}")
+        if self.log and self.low <= 0:
+            raise disagreement("low", "log=true takes its logarithm", self.low, "more than 0")
+        if self.whole and not (self.low.is_integer() and self.high.is_integer()):
+            raise disagreement("whole", "low and high are drawn, too", True, "whole low and high")
+        return self
+
+
+class RandomSpec(Strict):
+    """Draws the values of each job by a seed: the same spec gives the same jobs."""
+
+    fields: Annotated[dict[_Path, RangeSpec | _Values], Field(min_length=1, max_length=16)] = Field(
+        description="by dotted path of a field, a range of numbers or a list of values"
+    )
+    jobs: int = Field(ge=1, le=MOST_SWEPT, description="number of jobs")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the draws")
+
+
 class SweepSpec(Strict):
     """Values of a spec's fields, by dotted path (``optimizer.lr``): each combination is a job.
 
     ``grid`` combines every value of a field with every value of the others, ``zip`` the first values of all
-    fields, then the second ones; ``list`` names the values of each job.
+    fields, then the second ones; ``list`` names the values of each job, and ``random`` draws them.
     """
 
     grid: _Axes | None = Field(None, description="values by dotted path of a field; a job for each combination")
     zip: _Axes | None = Field(None, description="values by dotted path, as many of each; the jobs take them together")
     list: _Points | None = Field(None, description="fields and values of each job")
+    random: RandomSpec | None = Field(None, description="ranges or values from which each job's are drawn")
     best: Best | None = Field(None, description="which result makes a job the best of the sweep")
 
     @property
     def form(self) -> str:
         """Return the field that holds the values."""
-        return next(name for name in ("grid", "zip", "list") if getattr(self, name) is not None)
+        return next(name for name in _FORMS if getattr(self, name) is not None)
 
     @model_validator(mode="after")
     def _one_form(self) -> SweepSpec:
-        given = [name for name in ("grid", "zip", "list") if getattr(self, name) is not None]
+        given = [name for name in _FORMS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise disagreement("grid", f"{' and '.join(given) or 'none'} is given", None, "one of grid, zip and list")
+            raise disagreement(
+                "grid", f"{' and '.join(given) or 'none'} is given", None, "one of grid, zip, list and random"
+            )
         return self
 
     @model_validator(mode="after")
@@ -83,6 +116,8 @@ class SweepSpec(Strict):
 
     def places(self) -> dict[str, str]:
         """Return the place at which each swept field is first named, by its path."""
+        if self.random is not None:
+            return {path: f"random.fields.{path}" for path in self.random.fields}
         if self.list is None:
             return {path: f"{self.form}.{path}" for path in (self.grid or self.zip or {})}
         return {path: f"list.{index}.{path}" for index in reversed(range(len(self.list))) for path in self.list[index]}

@@ -62,6 +62,12 @@ class ConvnetConfig(ModelConfig):
         return {f"{field}.{index}": width for field, widths in named.items() for index, width in enumerate(widths)}
 
     @property
+    def parameter_names(self) -> tuple[str, ...]:
+        kinds = (*("convolution" for _ in self.channels), *("linear" for _ in self.hidden))
+        layers = (*(f"blocks.{index}.{kind}" for index, kind in enumerate(kinds)), "head")
+        return tuple(f"{layer}.{part}" for layer in layers for part in ("weight", "bias"))
+
+    @property
     def reads(self) -> Features:
         return Features(prod(self.in_shape), self.out_features, shape=self.in_shape, classes_field="out_features")
 

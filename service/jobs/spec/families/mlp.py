@@ -30,5 +30,10 @@ class MlpConfig(ModelConfig):
         return {f"hidden.{index}": width for index, width in enumerate(self.hidden)}
 
     @property
+    def parameter_names(self) -> tuple[str, ...]:
+        layers = (*(f"blocks.{index}.linear" for index in range(len(self.hidden))), "head")
+        return tuple(f"{layer}.{part}" for layer in layers for part in ("weight", "bias"))
+
+    @property
     def reads(self) -> Features:
         return Features(self.in_features, self.out_features, features_field="in_features", classes_field="out_features")

@@ -75,6 +75,19 @@ class TransformerConfig(ModelConfig):
         }
 
     @property
+    def parameter_names(self) -> tuple[str, ...]:
+        biases = ("query.bias", "key.bias", "value.bias") if self.qkv_bias else ()
+        attention = ("query.weight", "key.weight", "value.weight", *biases, "output.weight")
+        block = (
+            "attention_norm.weight",
+            *(f"attention.{part}" for part in attention),
+            "feed_forward_norm.weight",
+            *(f"feed_forward.{part}.weight" for part in ("gate", "up", "down")),
+        )
+        blocks = (f"blocks.{index}.{part}" for index in range(self.layers) for part in block)
+        return ("embedding.weight", *blocks, "norm.weight", *(() if self.tied_embeddings else ("head.weight",)))
+
+    @property
     def reads(self) -> Tokens:
         return Tokens(self.vocab_size, self.max_sequence, "vocab_size", "max_sequence")
 

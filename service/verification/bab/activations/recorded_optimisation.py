@@ -113,12 +113,23 @@ class _DomainOptimiser:
     def _optimise(self) -> None:
         total, every = self.settings.iterations, self.settings.check_every
         for done in range(0, total, every):
+            before = self.best.clone()
             self.stepping.run(self._step, min(every, total - done))
             if bool((self.best > 0).all()):
                 return
-            if self.objective.is_alone and time.monotonic() > self.settings.deadline:
+            if self.objective.is_alone and self._is_to_end(before, total - done - every):
                 break
         self.looking.run(self._look, 1)
+
+    def _is_to_end(self, before: Tensor, left: int) -> bool:
+        """Return whether the time is over, or whether a domain would stay open if its margin went on to rise as from
+        ``before`` for the iterations that are ``left``: mostly it rises ever less.
+        """
+        now = time.monotonic()
+        if now > self.settings.deadline or now <= self.settings.doubts_after:
+            return now > self.settings.deadline
+        rise = (self.best - before) * (max(left, 0) / self.settings.check_every)
+        return bool((self.best + rise <= 0).any())
 
     def _step(self) -> None:
         with torch.enable_grad():
@@ -233,6 +244,7 @@ class RecordedOptimisation:
         batch = self.objective.batch_of(domains, scale)
         optimiser = self._kept.take(size)
         if optimiser is not None and optimiser.takes(batch):
+            optimiser.settings = size.settings
             optimiser.restart(batch, domains)
         else:
             repeats = self._kept.repeater(), self._kept.repeater()

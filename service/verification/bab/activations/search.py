@@ -104,9 +104,8 @@ class _ActivationSearch:
         self.splits = RecordedSplits.of(model, specification, self.domain_bounds)
         self.roots = self.splits.plant_roots(self.domain_bounds.roots(self.margins))
         self.pool = DomainPool(self.roots, model.memory, settings.pool)
-        self.domains, self.bound = 0, -inf
+        self.domains, self.bound, self.is_over = 0, -inf, False
         self.shortage: MemoryShortageError | None = None
-        self.is_over = False
         self.least_proved, self.least_stuck = inf, inf
         self.seconds_per_domain, self.largest_batch = 0.0, self.settings.largest_batch
         self.from_scratch, self.warm_start = (
@@ -120,7 +119,9 @@ class _ActivationSearch:
 
     def _begin(self) -> None:
         self.has_begun = True
-        self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, self.from_scratch), losing=ROOTS)
+        # Tighter intermediate bounds, and then other roots, are worth more than many iterations of these.
+        first = replace(self.from_scratch, doubts_after=self.refine_at if self.model.engine.refines else inf)
+        self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, first), losing=ROOTS)
         self._if_memory_allows(lambda: self.domain_bounds.calibrate(self.roots))
         # Every rank has bounded the roots, but one alone starts from them: the others get domains by exchange.
         if not self.model.search_group.is_first:
