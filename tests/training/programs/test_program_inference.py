@@ -169,6 +169,12 @@ def test_a_spec_that_cannot_end_or_divide_is_refused_by_its_field(fields: dict[s
     assert [each["ctx"]["field"] for each in caught.value.errors()] == [field]
 
 
+def test_its_calls_are_counted(tmp_path: Path) -> None:
+    _, report = run(tmp_path, steps=3, counters={"every": 2})
+    name = "calls/head/inference/5x6+scalar"
+    assert [(step, values[name]) for step, values in report.metrics if name in values] == [(1, 2), (3, 2)]
+
+
 def test_an_exported_module_is_checked_and_nothing_else() -> None:
     spec = WalkingRun.model_validate({"program": {"name": "walker"}, "steps": 1})
     exported = ExportedProgram(file="file_" + "0" * 64)
