@@ -74,6 +74,7 @@ def compared_rows(found: Iterable[ListedJob]) -> list[Row]:
     return [
         {"id": job.id, "name": job.name, "state": job.state}
         | {name.removeprefix("spec."): spec.get(name) for name in differing if name != "spec.name"}
+        | _computer(job)
         | dict(_flat(job.result or {}, "result"))
         for job, spec in zip(every, specs, strict=True)
     ]
@@ -102,7 +103,16 @@ def _row(job: ListedJob) -> Row:
     facts = {name: getattr(job, name) for name in _FACTS}
     swept = {f"parameters.{path}": _plain(value) for path, value in (job.parameters or {}).items()}
     labels = {f"labels.{name}": value for name, value in job.labels.items()}
-    return facts | labels | swept | dict(_flat(job.result or {}, "result"))
+    return facts | labels | swept | _computer(job) | dict(_flat(job.result or {}, "result"))
+
+
+def _computer(job: ListedJob) -> Row:
+    """Return what computed the newest attempt."""
+    if not job.computed_by:
+        return {}
+    by = job.computed_by[-1]
+    told = {"host": by.host, "devices": ", ".join(by.devices) or by.pool, "threads": by.threads}
+    return {f"computed_by.{name}": value for name, value in (by.versions | told).items()}
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:

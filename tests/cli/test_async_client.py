@@ -80,6 +80,12 @@ def test_csv_has_a_line_for_each_row_that_reads_back(trivet: Cli, worker: Worker
     (last, first) = read("jobs")
     assert [last["id"], first["id"]] == ids[::-1]
     assert (first["name"], first["result.loss"], first["result.layers"]) == ('one,"0"', "0.5", '[{"width":1}]')
+    assert (first["computed_by.torch"], first["computed_by.threads"], first["computed_by.host"]) == (
+        "2.13.0",
+        "2",
+        "fake",
+    )
+    assert "attempt 1: fake, cpu, threads 2, torch 2.13.0" in trivet.ok("show", ids[0]).out
     assert read("metrics", ids[0])[0]["metric"] == "loss"
     assert [(row["id"], row["seed"], row["result.loss"]) for row in read("compare", *ids)] == [
         (ids[0], "0", "0.5"), (ids[1], "1", "0.5")

@@ -152,6 +152,7 @@ def _show_facts(job: Job) -> None:
         "took": _duration(job),
         "phases": ", ".join(map(_phase, job.phases)),
         "torch": "" if job.torch is None else job.torch.version + ", which was not tried" * (not job.torch.tried),
+        "computed": "\n".join(f"attempt {each.attempt}: {each}" for each in job.computed_by),
         "placed": "; ".join(f"{share.host} {share.pool} {list(share.devices)}" for share in job.placement),
         "error": "" if job.error is None else f"{job.error.type}: {job.error.message}",
     }
