@@ -29,7 +29,7 @@ from service.jobs.records import (
 from service.jobs.records.webhooks import WebhookDelivery
 from service.jobs.spec.common import TERMINAL, CommonSpec, JobState
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
-from trivet.errors import Refused, Unreachable
+from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.file_calls import FileCalls
 from trivet.follow import follow
 from trivet.live_modules import ModuleCalls
@@ -128,7 +128,11 @@ class Client(FileCalls, HostCalls, ModuleCalls):
         """
         body = {"jobs": [_body(spec) for spec in specs]}
         answer = self._submit("/v1/jobs:batch", body, idempotency_key, project)
-        return list(self._named([item["id"] for item in answer["items"]]))
+        ids = [item["id"] for item in answer["items"]]
+        found = {job.id: job for job in self._named(ids)}
+        if gone := [job_id for job_id in ids if job_id not in found]:
+            raise TrivetError(f"{len(ids)} jobs were submitted, and {gone[0]} is no longer there")
+        return [found[job_id] for job_id in ids]
 
     def _named(self, job_ids: Sequence[str]) -> Iterator[ListedJob]:
         """Yield the jobs of these ids with their specs, some at a time, since an address is short."""

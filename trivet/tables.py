@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import orjson
 
 from service.jobs.records import ListedJob
 
@@ -124,7 +123,11 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    return orjson.dumps(value).decode() if isinstance(value, list | tuple | Mapping) else value
+    return _json(value) if isinstance(value, list | tuple | Mapping) else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _table(rows: list[Row]) -> pa.Table:
@@ -140,7 +143,7 @@ def _column(pa: Any, values: list[Any]) -> Any:
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        return pa.array([None if value is None else orjson.dumps(value).decode() for value in values])
+        return pa.array([None if value is None else _json(value) for value in values])
 
 
 def _is_number(value: Any) -> bool:
