@@ -79,7 +79,7 @@ class Host:
     def figures(self, *, busy: bool) -> Figures:
         """Measure everything once."""
         state = "busy" if busy else "idle"
-        job_id = self.client.jobs(limit=1).items[0].id
+        job_id = self.client.job_page(limit=1).items[0].id
         status = self._rate(f"{state}: status reads", f"/v1/jobs/{job_id}", CONNECTIONS)
         lists = self._rate(f"{state}: lists of 50", "/v1/jobs?limit=50", LISTING)
         first = [self._first_line(busy=busy) for _ in range(URGENT)]
@@ -99,7 +99,9 @@ class Host:
         line = next(phase.began_at for phase in ran.phases if phase.name == "importing")
         free = ran.created_at
         if busy:
-            ended = [job.ended_at for job in self.client.jobs(state="succeeded", limit=100).items if job.id != ran.id]
+            ended = [
+                job.ended_at for job in self.client.job_page(state="succeeded", limit=100).items if job.id != ran.id
+            ]
             free = min((at for at in ended if at is not None and at > ran.created_at), default=free)
         return (line - free).total_seconds()
 
@@ -139,7 +141,7 @@ class Host:
     def warm_up(self) -> None:
         """Run what makes the first jobs slow, and leave enough jobs to list."""
         made = self.client.submit_many([SMALL | {"name": "warm", "steps": 20}] * LISTED)
-        self.client.wait_many(made, timeout_s=PATIENCE_S)
+        self.client.wait_many((job.id for job in made), timeout_s=PATIENCE_S)
         if cuda_devices(os.environ):
             self._ended(ON_GPU | {"name": "warm", "steps": 2})
 

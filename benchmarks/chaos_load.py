@@ -68,11 +68,7 @@ class Load:
     def unfinished(self) -> list[str]:
         """Return the ids of this run's jobs that have not ended."""
         states = ("queued", "starting", "running", "cancelling")
-        return [
-            job.id
-            for state in states
-            for job in self.client.jobs(state=state, label=f"chaos=s{self.seed}", limit=200).items
-        ]
+        return [job.id for state in states for job in self.client.jobs(state=state, label=f"chaos=s{self.seed}")]
 
     def train(self) -> str:
         """Submit a short training that nobody cancels, and return its id."""

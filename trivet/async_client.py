@@ -80,7 +80,7 @@ class AsyncClient:
     submit = _twin(Client.submit)
     submit_many = _twin(Client.submit_many)
     job = _twin(Client.job)
-    jobs = _twin(Client.jobs)
+    job_page = _twin(Client.job_page)
     wait = _twin(Client.wait)
     cancel = _twin(Client.cancel)
     retry = _twin(Client.retry)
@@ -97,3 +97,4 @@ class AsyncClient:
     follow_all = _stream(Client.follow_all)
     logs = _stream(Client.logs)
     bounds = _stream(Client.bounds)
+    jobs = _stream(Client.jobs)

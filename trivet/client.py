@@ -21,13 +21,15 @@ from service.jobs.records import (
     JobCounts,
     JobOrder,
     JobPage,
+    ListedJob,
     ProjectShare,
+    QueueLine,
     QueuePage,
 )
 from service.jobs.records.webhooks import WebhookDelivery
 from service.jobs.spec.common import TERMINAL, CommonSpec, JobState
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
-from trivet.errors import Refused, Unreachable
+from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.file_calls import FileCalls
 from trivet.follow import follow
 from trivet.live_modules import ModuleCalls
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_WAIT_S = 20.0
+_NAMED_AT_ONCE = 100
 _CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
 """The service reads a job's files before it answers, within limits of its own."""
 
@@ -119,13 +122,23 @@ class Client(FileCalls, HostCalls, ModuleCalls):
         *,
         idempotency_key: str | None = None,
         project: str | None = None,
-    ) -> list[str]:
-        """Submit up to 1,000 jobs, all or none; return their ids in the order of the specs. Lost answers and
-        projects are handled as in :meth:`submit`.
+    ) -> list[ListedJob]:
+        """Submit up to 1,000 jobs, all or none; return them with their specs, in the order of the specs. Lost answers
+        and projects are handled as in :meth:`submit`.
         """
         body = {"jobs": [_body(spec) for spec in specs]}
         answer = self._submit("/v1/jobs:batch", body, idempotency_key, project)
-        return [item["id"] for item in answer["items"]]
+        ids = [item["id"] for item in answer["items"]]
+        found = {job.id: job for job in self._named(ids)}
+        if gone := [job_id for job_id in ids if job_id not in found]:
+            raise TrivetError(f"{len(ids)} jobs were submitted, and {gone[0]} is no longer there")
+        return [found[job_id] for job_id in ids]
+
+    def _named(self, job_ids: Sequence[str]) -> Iterator[ListedJob]:
+        """Yield the jobs of these ids with their specs, some at a time, since an address is short."""
+        for start in range(0, len(job_ids), _NAMED_AT_ONCE):
+            wanted = {"ids": ",".join(job_ids[start : start + _NAMED_AT_ONCE]), "include": "spec"}
+            yield from map(ListedJob.model_validate, self._connection.items("/v1/jobs", wanted))
 
     def _submit(self, path: str, body: dict[str, Any], idempotency_key: str | None, project: str | None) -> Any:
         request: dict[str, Any] = {
@@ -163,20 +176,15 @@ class Client(FileCalls, HostCalls, ModuleCalls):
             for job_id in job_ids
         ]
 
-    def jobs(
-        self,
-        *,
-        state: JobState | Sequence[JobState] | None = None,
-        order: JobOrder | None = None,
-        include: Literal["spec"] | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-        **filters: Unpack[JobFilters],
-    ) -> JobPage:
-        """Return a page of jobs, newest first; with ``order="active"`` running jobs, then the queue in its
-        order, then ended jobs. ``include`` adds their specs.
+    def jobs(self, **wanted: Unpack[JobsWanted]) -> Iterator[ListedJob]:
+        """Yield every job that is wanted, newest first; with ``order="active"`` running jobs, then the queue in its
+        order, then ended jobs. ``include="spec"`` adds their specs.
         """
-        params = {**filters, "state": state, "order": order, "include": include, "limit": limit, "cursor": cursor}
+        return map(ListedJob.model_validate, self._connection.items("/v1/jobs", wanted))
+
+    def job_page(self, *, limit: int | None = None, cursor: str | None = None, **wanted: Unpack[JobsWanted]) -> JobPage:
+        """Return one page of what :meth:`jobs` yields, and the cursor of the next."""
+        params = {**wanted, "limit": limit, "cursor": cursor}
         return JobPage.model_validate(self._connection.json("GET", "/v1/jobs", params=params))
 
     def job_counts(self, **filters: Unpack[JobFilters]) -> JobCounts:
@@ -201,6 +209,13 @@ class Client(FileCalls, HostCalls, ModuleCalls):
         return Job.model_validate(self._connection.json("DELETE", f"{_job(job_id)}/share/{quote(project, safe='')}"))
 
     def queue(
+        self, *, job: str | None = None, owner: str | None = None, project: str | None = None
+    ) -> Iterator[QueueLine]:
+        """Yield every waiting job in the order of placement, with its place, why it waits, and when it may start."""
+        wanted = {"job": job, "owner": owner, "project": project}
+        return map(QueueLine.model_validate, self._connection.items("/v1/queue", wanted))
+
+    def queue_page(
         self,
         *,
         job: str | None = None,
@@ -209,7 +224,7 @@ class Client(FileCalls, HostCalls, ModuleCalls):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> QueuePage:
-        """Return a page of waiting jobs, each with its place, why it waits, and when it may start."""
+        """Return one page of what :meth:`queue` yields, and how many jobs wait in all."""
         params = {"job": job, "owner": owner, "project": project, "limit": limit, "cursor": cursor}
         return QueuePage.model_validate(self._connection.json("GET", "/v1/queue", params=params))
 
@@ -284,13 +299,7 @@ class Client(FileCalls, HostCalls, ModuleCalls):
 
     def bounds(self, job_id: str) -> Iterator[dict[str, Any]]:
         """Yield every row of a verification job."""
-        cursor: str | None = None
-        while True:
-            page = self._connection.json("GET", f"{_job(job_id)}/bounds", params={"limit": 1000, "cursor": cursor})
-            yield from page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return
+        return self._connection.items(f"{_job(job_id)}/bounds", {})
 
     def report(self, job_id: str) -> dict[str, Any]:
         report: dict[str, Any] = self._connection.json("GET", f"{_job(job_id)}/report")
@@ -368,3 +377,11 @@ class JobFilters(TypedDict, total=False):
     project: str | None
     sweep: str | None
     q: str | None
+
+
+class JobsWanted(JobFilters, total=False):
+    """Chooses and orders a list of jobs."""
+
+    state: JobState | Sequence[JobState] | None
+    order: JobOrder | None
+    include: Literal["spec"] | None

@@ -19,6 +19,8 @@ from trivet.errors import Refused, TrivetError, Unreachable
 
 TIMEOUT_S = 30.0
 CONNECT_S = 5.0
+PAGE = 1000
+"""Items of one page of a list that is read as a whole."""
 
 
 class Connection:
@@ -67,6 +69,16 @@ class Connection:
             return response.json() if response.content else None
         except ValueError:
             raise TrivetError(f"what answers at {self.url} is not a Trivet service: its answer is not JSON") from None
+
+    def items(self, path: str, params: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield every item of a list that comes in pages; a page is read when its first item is wanted."""
+        cursor: str | None = None
+        while True:
+            page = self.json("GET", path, params={**params, "limit": PAGE, "cursor": cursor})
+            yield from page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
 
     def send(
         self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any

@@ -17,7 +17,7 @@ from service.jobs.records import Host, Job
 from service.jobs.settings import Settings
 from trivet.cli import progress
 from trivet.cli.context import table
-from trivet.cli.machine import EXAMPLES
+from trivet.cli.first_spec import EXAMPLES
 from trivet.cli.results import rung_title
 from trivet.client import Client
 from trivet.local import LocalService

@@ -45,14 +45,7 @@ class FileCalls:
 
     def uploads(self, *, project: str | None = None) -> Iterator[Upload]:
         """Yield a project's uploads, the newest first: their names and sizes, their use, and when they expire."""
-        cursor: str | None = None
-        while True:
-            params = {"project": project, "limit": 1000, "cursor": cursor}
-            page = self._connection.json("GET", "/v1/files", params=params)
-            yield from map(Upload.model_validate, page["items"])
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return
+        return map(Upload.model_validate, self._connection.items("/v1/files", {"project": project}))
 
     def delete_upload(self, file_id: str, *, project: str | None = None) -> None:
         """Delete a project's upload, unless one of its unfinished jobs needs it."""

@@ -19,9 +19,11 @@ _SMALL_MESH = 4
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that ranks of this host run."""
+    torch = installed_torch()
     return {
         "trivet": house_version(),
-        "torch": installed_torch().version,
+        "torch": torch.version,
+        **({} if torch.cuda is None else {"cuda": torch.cuda}),
         "python": platform.python_version(),
         **versions_here(),
     }
@@ -75,6 +77,12 @@ def threads_of_a_rank(devices: int) -> int:
     all of them have a core for each thread.
     """
     return max(1, usable_cores() // max(1, devices))
+
+
+def threads_by_pool(devices: Mapping[str, int], environment: Mapping[str, str]) -> dict[str, int]:
+    """Return how many threads each rank computes with on this host, by pool, as the ranks' environment says it."""
+    own = environment.get("OMP_NUM_THREADS", "")
+    return {pool: max(1, int(own)) if own.isdecimal() else threads_of_a_rank(count) for pool, count in devices.items()}
 
 
 def oom_kills() -> int:

@@ -13,7 +13,7 @@ from api.reads import history
 from api.routes.metrics import Points, collect
 from service.jobs.files import DataLayout, Folder
 from service.jobs.files.objects import RemoteFile, RemoteFolder
-from service.jobs.records import Artifact, Job, NotFound
+from service.jobs.records import Artifact, ComputedBy, Job, NotFound
 from service.jobs.store import Store
 
 _NOT_PARAMETERS = ("kind", "name", "labels", "export")
@@ -49,6 +49,8 @@ class ExportedJob:
         job = self.job
         facts = {"job": job.id, "kind": job.kind, "name": job.name, "owner": job.owner, "project": job.project}
         facts |= {"state": job.state, "attempt": str(job.attempt)}
+        for by in job.computed_by[-1:]:
+            facts |= _computer(by)
         if job.error is not None:
             facts["error"] = f"{job.error.type}: {job.error.message}"
         return facts | {f"label.{name}": value for name, value in job.labels.items()}
@@ -72,6 +74,14 @@ class ExportedJob:
                 continue
             with opened:
                 yield from _files(artifact, opened, most_bytes)
+
+
+def _computer(by: ComputedBy) -> dict[str, str]:
+    """Return what computed an attempt, by name."""
+    told = {"host": by.host, "devices": ", ".join(by.devices) or by.pool}
+    if by.threads is not None:
+        told["threads"] = str(by.threads)
+    return {f"computed_by.{name}": value for name, value in (by.versions | told).items()}
 
 
 class Exporter(Protocol):

@@ -136,6 +136,7 @@ def test_mlflow_gets_a_run_with_all_of_a_job(world: World, receiver: ExportRecei
     tags = {each["key"]: each["value"] for each in told["tags"]}
     assert tags["trivet.result.gate.train"] == "inductor"
     assert (tags["trivet.job"], tags["trivet.state"], tags["trivet.label.team"]) == (job, "succeeded", "a")
+    assert (tags["trivet.computed_by.host"], tags["trivet.computed_by.devices"]) == ("fake", "cpu")
     parameters = {each["key"]: each["value"] for each in told["params"]}
     assert (parameters["model.family"], parameters["steps"], parameters["optimizer.lr"]) == ("mlp", "10", "0.001")
     assert not any("export" in name for name in parameters)

@@ -40,6 +40,7 @@ def test_phases_are_followed(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec("phased"))
     page.goto(f"/jobs/{attempt.job_id}")
     phases = page.locator("#details [data-phase]")
+    expect(page.locator("#details [data-computed-by]")).to_contain_text("torch")
     expect(phases).to_have_text([re.compile("^starting ")])
     attempt.emit(event("phase", 0, name="importing"), event("phase", 0, name="loading"))
     expect(phases).to_have_text([re.compile(f"^{name} .*s$") for name in ("starting", "importing", "loading")])

@@ -107,7 +107,7 @@ class Worker:
     store: Store
 
     def start(self, job_id: str) -> AttemptRef:
-        self.store.hosts.beat(HostReport("fake", "127.0.0.1", cpu_slots=4))
+        self.store.hosts.beat(HostReport("fake", "127.0.0.1", (), 4, {"torch": "2.13.0"}, threads={"cpu": 2}))
         self.store.attempts.place()
         ref = AttemptRef(job_id, self.store.jobs.get(job_id).attempt, "fake")
         self.store.attempts.claim(ref, "supervisor")
@@ -115,7 +115,7 @@ class Worker:
 
     def never_claim(self, job_ids: Sequence[str]) -> None:
         """Jobs are placed on the host, and nobody there starts them in time."""
-        self.store.hosts.beat(HostReport("fake", "127.0.0.1", cpu_slots=4))
+        self.store.hosts.beat(HostReport("fake", "127.0.0.1", (), 4, {"torch": "2.13.0"}, threads={"cpu": 2}))
         self.store.attempts.place()
         for job_id in job_ids:
             self.store.client.call("ZADD", LEASES(), 1, f"{job_id}:1:fake")

@@ -184,12 +184,15 @@ def test_a_client_waits_longer_than_a_silent_service_takes_to_ping(monkeypatch: 
     assert HubSettings(max_streams=1, max_streams_per_key=1).ping_s == STREAM_PING_S < timeout.read
 
 
-def test_iterating_over_a_page_yields_what_is_on_it(client: Client) -> None:
+def test_lists_go_over_all_pages(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.connection.PAGE", 2)
     assert list(client.jobs()) == []
-    assert client.jobs()  # a page is there, also without jobs
-    ids = [client.submit(TRAIN).id for _ in range(2)]
-    assert [job.id for job in client.jobs()] == ids[::-1]
-    assert len(client.jobs(limit=1)) == 1
+    assert client.job_page()  # a page is there, also without jobs
+    submitted = client.submit_many([{**TRAIN, "name": f"job {index}"} for index in range(5)])
+    assert [(job.name, job.state) for job in submitted] == [(f"job {index}", "queued") for index in range(5)]
+    ids = [job.id for job in submitted]
+    assert [job.id for job in client.jobs(kind="train")] == ids[::-1]
+    assert [job.id for job in client.job_page(limit=1)] == ids[-1:]
     assert {line.job for line in client.queue()} == set(ids)
 
 

@@ -129,7 +129,7 @@ def test_calls_outlast_a_restart(cli_settings: Settings, secret: str, store: Sto
             client.hosts()
         calls: list[Callable[[], Any]] = [
             lambda: client.submit(TRAIN).id,
-            lambda: client.jobs(state="failed").items,
+            lambda: client.job_page(state="failed").items,
             lambda: client.upload(path).bytes,
             lambda: client.keys.create("ada")[0].name,
             lambda: client.cancel("job_" + 20 * "0"),

@@ -21,7 +21,8 @@ from service.jobs.kinds.registry import spec_adapter
 from service.jobs.settings import Settings
 from service.torch_internals.installed import InstalledTorch
 from trivet import doctor
-from trivet.cli.machine import KINDS, first_spec
+from trivet.cli.first_spec import first_spec
+from trivet.cli.machine import KINDS
 
 
 @pytest.mark.slow
@@ -119,14 +120,37 @@ def test_a_first_spec_is_accepted_as_it_is_and_with_every_comment_set(kind: str)
     assert spec_adapter.validate_python(yaml.safe_load(head + "\n" + fields)) == spec
 
 
+def test_init_writes_the_spec_to_a_pipe(trivet: Cli) -> None:
+    piped = trivet.ok("init", "verify")
+    assert piped.out == first_spec("verify")
+    assert "trivet submit FILE --set model.job=ID" in piped.err
+    assert list(trivet.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("verify", "#     LIB query; one of ibp, crown-ibp, crown, alpha-crown, beta-crown"),
+        ("verify", "#     onnx: the id of an uploaded ONNX file"),
+        ("verify", "#       lower: the least value of each input"),
+        ("verify", "# #   batch: instances bounded together"),
+        ("train", "#   {family: mlp, in_features, hidden, out_features, activation}: A fully connected classifier:"),
+        ("compile", "# #     file: the id of an uploaded export"),
+    ],
+)
+def test_a_first_spec_says_what_each_field_may_be(kind: str, line: str) -> None:
+    said = " ".join(first_spec(kind).replace("#", " ").split())
+    assert " ".join(line.removeprefix("#     LIB query; ").replace("#", " ").split()) in said
+
+
 def test_init_writes_a_file_and_never_over_one(trivet: Cli) -> None:
-    trivet.ok("init", "train")
+    trivet.ok("init", "train", "train.yaml")
     written = trivet.folder / "train.yaml"
     assert written.read_text() == first_spec("train")
     written.write_text("mine")
-    assert "--force" in trivet("init", "train").err
+    assert "--force" in trivet("init", "train", "train.yaml").err
     assert written.read_text() == "mine"
-    trivet.ok("init", "train", "--force")
+    trivet.ok("init", "train", "train.yaml", "--force")
     trivet.ok("init", "verify", "-o", "other.yaml")
     assert "trivet submit third.yaml --set model.job=ID" in trivet.ok("init", "compile", "third.yaml").out
     assert "expected train, verify, compile" in trivet("init", "nothing").err

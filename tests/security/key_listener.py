@@ -78,4 +78,4 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def ask(url: str | None = None, key: str | None = None) -> None:
     with Client(url, key) as client:
-        client.jobs()
+        client.job_page()

@@ -38,7 +38,7 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
 
     try:
         with Client(timeout_s=_PATIENCE_S) as service:
-            found = service.jobs(limit=_OFFERED).items
+            found = service.job_page(limit=_OFFERED).items
     except (TrivetError, OSError, ValueError):
         return []
     safe = (job for job in found if job.id == visible(job.id))
@@ -56,6 +56,7 @@ _ELSEWHERE = (
 """Advice if the service of the working folder does not answer."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+CsvFlag = Annotated[bool, typer.Option("--csv", help="a table for other programs; lists in it are JSON")]
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id", autocompletion=job_ids)]
 JobArguments = Annotated[list[str], typer.Argument(metavar="ID...", help="ids of jobs", autocompletion=job_ids)]
 
@@ -132,6 +133,19 @@ def each_of(job_ids: Sequence[str], act: Callable[[str], T]) -> tuple[list[T], i
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     out.write_json(plain(value))
+
+
+def print_csv(rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows as CSV on standard output, each on one line."""
+    from trivet.tables import csv_text  # noqa: PLC0415 - as above
+
+    safe = [{visible(name): _one_line(value) for name, value in row.items()} for row in rows]
+    for line in csv_text(safe).split("\n")[:-1]:
+        out.write_line(line)
+
+
+def _one_line(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value
 
 
 def plain(value: Any) -> Any:

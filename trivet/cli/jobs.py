@@ -11,7 +11,9 @@ from rich.text import Text
 
 from service.jobs.spec.common import STATES, JobState
 from service.jobs.text import documents, visible
+from trivet import tables
 from trivet.cli.context import (
+    CsvFlag,
     JobArgument,
     JobArguments,
     JsonFlag,
@@ -21,6 +23,7 @@ from trivet.cli.context import (
     fails_well,
     out,
     plain,
+    print_csv,
     print_json,
     refuse,
     table,
@@ -40,6 +43,7 @@ _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "runnin
 def register(app: typer.Typer) -> None:
     app.command("jobs")(fails_well(list_jobs))
     app.command()(fails_well(show))
+    app.command()(fails_well(compare))
     app.command()(fails_well(cancel))
     app.command()(fails_well(retry))
     app.command()(fails_well(delete))
@@ -65,10 +69,11 @@ def list_jobs(
     ] = "newest",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
     as_json: JsonFlag = False,
+    as_csv: CsvFlag = False,
 ) -> None:
     """List jobs, newest first."""
     with client() as service:
-        page = service.jobs(
+        page = service.job_page(
             kind=kind,
             state=cast(list[JobState] | None, state),
             label=label,
@@ -82,11 +87,14 @@ def list_jobs(
     if as_json:
         print_json(page)
         return
-    rows = table("id", "kind", "name", "state", "progress", "age", "owner", "why")
-    for job in page.items:
-        facts = (_state(job), _progress(job), age(job.created_at), job.owner, _why(job))
-        rows.add_row(job.id, job.kind, job.name, *facts)
-    out.print(rows if page.items else "no jobs")
+    if as_csv:
+        print_csv(tables.job_rows(page.items))
+    else:
+        rows = table("id", "kind", "name", "state", "progress", "age", "owner", "why")
+        for job in page.items:
+            facts = (_state(job), _progress(job), age(job.created_at), job.owner, _why(job))
+            rows.add_row(job.id, job.kind, job.name, *facts)
+        out.print(rows if page.items else "no jobs")
     if page.next_cursor is not None:
         err.print(f"these are the {'newest' if order == 'newest' else 'first'} {len(page.items)}; --limit shows more")
 
@@ -105,6 +113,32 @@ def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
             show_jobs(service, job, out)
 
 
+def compare(job_ids: JobArguments, as_json: JsonFlag = False, as_csv: CsvFlag = False) -> None:
+    """Compare jobs, or the jobs of sweeps: the fields in which their specs differ, and their results."""
+    with client() as service:
+        found = [each for job_id in job_ids for each in _jobs_behind(service, service.job(job_id))]
+    rows = tables.compared_rows(found)
+    if as_json:
+        print_json({"items": rows})
+    elif as_csv:
+        print_csv(rows)
+    else:
+        names = tables.columns(rows)
+        shown = table(*names)
+        for row in rows:
+            shown.add_row(*(_shown(row.get(name)) for name in names))
+        out.print(shown)
+
+
+def _jobs_behind(service: Client, job: Job) -> list[ListedJob]:
+    """Return a sweep's jobs with their specs, in the order of its values; else the job."""
+    return [job] if job.children is None else list(service.jobs(sweep=job.id, include="spec"))[::-1]
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def _show_facts(job: Job) -> None:
     out.print(Text(visible(f"{job.id} "), style="bold"), _state(job))
     facts = {
@@ -121,6 +155,7 @@ def _show_facts(job: Job) -> None:
         "took": _duration(job),
         "phases": ", ".join(map(_phase, job.phases)),
         "torch": "" if job.torch is None else job.torch.version + ", which was not tried" * (not job.torch.tried),
+        "computed": "\n".join(f"attempt {each.attempt}: {each}" for each in job.computed_by),
         "placed": "; ".join(f"{share.host} {share.pool} {list(share.devices)}" for share in job.placement),
         "error": "" if job.error is None else f"{job.error.type}: {job.error.message}",
     }

@@ -1,61 +1,19 @@
-"""Commands for this machine: its backups, its problems, and a first spec to change.
-
-A first spec is an example that runs, followed by every field that it leaves at its default, as comments.
-"""
+"""Commands for this machine: its backups, its problems, and a first spec to change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from textwrap import wrap
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from trivet.cli.context import JsonFlag, fails_well, out, print_json, refuse
+from trivet.cli.context import JsonFlag, err, fails_well, out, print_json, refuse
 from trivet.cli.exit_codes import ExitCode
+from trivet.cli.first_spec import first_spec
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-"""A link to the checkout's folder; in an installation, the files themselves."""
 KINDS = ("train", "verify", "compile")
-_WIDTH = 100
-
-
-def first_spec(kind: str) -> str:
-    """Return the example of a kind and, as comments, the other fields of its spec: default and meaning."""
-    from service.jobs.kinds.registry import KINDS as REGISTERED  # noqa: PLC0415 - brings every spec
-
-    text = (EXAMPLES / f"{kind}.yaml").read_text()
-    given = yaml.safe_load(text)
-    comments = _comments(REGISTERED.declaration(kind).config, given)
-    return f"{text}\n# Further fields, each with its default. To set one, take the '# ' away.\n{comments}"
-
-
-def _comments(spec: type[BaseModel], given: dict[str, Any]) -> str:
-    lines = (
-        line
-        for name, field in spec.model_fields.items()
-        if (field.alias or name) not in given and field.alias != "kind" and name != "kind"
-        for line in _comment(field.alias or name, field)
-    )
-    return "".join(f"# {line}\n" for line in lines)
-
-
-def _comment(name: str, field: FieldInfo) -> Iterator[str]:
-    if field.description:
-        yield from (f"# {line}" for line in wrap(field.description, _WIDTH))
-    default = field.get_default(call_default_factory=True, validated_data={})
-    if default is PydanticUndefined:
-        yield f"{name}:"
-        return
-    shown = default.model_dump(mode="json", by_alias=True) if isinstance(default, BaseModel) else default
-    flow = yaml.safe_dump([shown], sort_keys=False, default_flow_style=True, width=10_000).strip()
-    yield f"{name}: {flow[1:-1]}"
 
 
 def backup(
@@ -150,7 +108,9 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 def init(
     kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
-    file: Annotated[Path | None, typer.Argument(help="file to write; KIND.yaml if absent")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="file to write; if absent KIND.yaml, or standard output in a pipe")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the same")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
 ) -> None:
@@ -160,10 +120,14 @@ def init(
     """
     if kind not in KINDS:
         refuse(f"there is no example of kind {kind!r}; expected {', '.join(KINDS)}")
+    text = first_spec(kind)
+    of_job = " --set model.job=ID" if "model.job=ID" in text else ""
+    if output is None and file is None and not sys.stdout.isatty():
+        out.file.write(text)
+        err.print(f"change it, then: trivet submit FILE{of_job} --watch")
+        return
     target = output or file or Path(f"{kind}.yaml")
     if target.exists() and not force:
         refuse(f"{target} exists; --force replaces it, --output writes another file")
-    text = first_spec(kind)
     target.write_text(text)
-    of_job = " --set model.job=ID" if "model.job=ID" in text else ""
     out.print(f"{target}: change it, then: trivet submit {target}{of_job} --watch")

@@ -40,7 +40,7 @@ def queue(
 ) -> None:
     """List waiting jobs in the order of placement: why each waits, and when it may start."""
     with client() as service:
-        page = service.queue(job=job, owner=owner, project=project, limit=limit, cursor=cursor)
+        page = service.queue_page(job=job, owner=owner, project=project, limit=limit, cursor=cursor)
     if as_json:
         print_json(page)
         return

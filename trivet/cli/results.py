@@ -16,7 +16,20 @@ from rich.table import Table
 from service.jobs.events import Level, is_at_least
 from service.jobs.spec.common import TERMINAL
 from service.jobs.text import documents
-from trivet.cli.context import JobArgument, JsonFlag, client, err, fails_well, out, print_json, refuse, table
+from trivet import tables
+from trivet.cli.context import (
+    CsvFlag,
+    JobArgument,
+    JsonFlag,
+    client,
+    err,
+    fails_well,
+    out,
+    print_csv,
+    print_json,
+    refuse,
+    table,
+)
 
 if TYPE_CHECKING:
     from trivet.client import Client
@@ -92,6 +105,7 @@ def metrics(
     job_id: JobArgument,
     names: Annotated[list[str] | None, typer.Argument(help="only these metrics")] = None,
     as_json: JsonFlag = False,
+    as_csv: CsvFlag = False,
 ) -> None:
     """Show metrics: first, last, least and greatest value, and a sketch of the curve."""
     with client() as service:
@@ -101,6 +115,9 @@ def metrics(
         over = not series and service.job(job_id).state in TERMINAL
     if as_json:
         print_json({"series": series})
+        return
+    if as_csv:
+        print_csv(tables.metric_rows(series))
         return
     rows = table("metric", "steps", "first", "last", "min", "max", "curve")
     for name, points in series.items():
@@ -119,12 +136,15 @@ def _refuse_missing(service: Client, job_id: str, missing: Sequence[str]) -> Non
         refuse(f"job {job_id} has no metric {', '.join(map(repr, missing))}; it has: {has}")
 
 
-def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
+def bounds(job_id: JobArgument, as_json: JsonFlag = False, as_csv: CsvFlag = False) -> None:
     """Show the certified bounds of a verification job, a row per instance."""
     with client() as service:
         found = list(service.bounds(job_id))
     if as_json:
         print_json({"items": found})
+        return
+    if as_csv:
+        print_csv(tables.bound_rows(found))
         return
     named = [each for each in ("label", "prediction", "name") if any(row.get(each) is not None for row in found)]
     rows = table("instance", "verdict", "decided by", "margin", "width", "domains", "seconds", *named)

@@ -85,7 +85,7 @@ def _submit_many(given: list[SpecFile], project: str | None, watching: bool, as_
         refuse(f"--watch follows {_MOST_WATCHED} jobs at most, and these are {len(given)}")
     with client() as service:
         with specs.blamed_batch(given):
-            ids = service.submit_many([each.spec for each in given], project=project)
+            ids = [job.id for job in service.submit_many([each.spec for each in given], project=project)]
         if as_json and not watching:
             print_json(ids)
         else:

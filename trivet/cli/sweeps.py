@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trivet.cli.context import table
 
 if TYPE_CHECKING:
-    from service.jobs.records import Job, ListedJob
+    from service.jobs.records import Job
     from trivet.client import Client
     from trivet.terminal import Terminal
-
-_PAGE = 1000
 
 
 def show_jobs(service: Client, parent: Job, out: Terminal) -> None:
     """Print the jobs of a sweep in the order of their values, then which one is best."""
-    jobs = list(reversed(list(_jobs(service, parent.id))))
+    jobs = list(reversed(list(service.jobs(sweep=parent.id))))
     paths = list(dict.fromkeys(path for job in jobs for path in job.parameters or {}))
     asked = (parent.spec.get("sweep") or {}).get("best")
     metric = [asked["metric"]] if asked else []
@@ -29,16 +26,6 @@ def show_jobs(service: Client, parent: Job, out: Terminal) -> None:
     if parent.children is not None and parent.children.best is not None:
         best = parent.children.best
         out.print(f"best: {best.job}, {metric[0]} {_show_value(best.value)}")
-
-
-def _jobs(service: Client, parent: str) -> Iterator[ListedJob]:
-    cursor: str | None = None
-    while True:
-        page = service.jobs(sweep=parent, limit=_PAGE, cursor=cursor)
-        yield from page.items
-        cursor = page.next_cursor
-        if cursor is None:
-            return
 
 
 def _at(result: dict[str, Any] | None, path: str) -> Any:

@@ -43,7 +43,7 @@ from workers.agent.admission import CannotWork, address_of, check_admitted, usab
 from workers.agent.celery_app import Dispatcher, create_app, serve
 from workers.agent.launching import LauncherDesk, service_of
 from workers.agent.supervisors import SUPERVISOR, Supervisors
-from workers.inventory import cpu_slots, cuda_devices, versions
+from workers.inventory import cpu_slots, cuda_devices, threads_by_pool, versions
 from workers.launcher.confinement import available
 from workers.launchers import LauncherContext, launcher_class
 from workers.supervisor.attempt_folder import compiled_caches
@@ -171,11 +171,16 @@ class Agent:
             forks=settings.warm_supervisors > 0,
             restart_after_s=chores.restart_after_s,
         )
+        cuda, slots = (
+            usable_devices(installed_torch(), cuda_devices({}), cuda_devices(os.environ)),
+            cpu_slots(settings.cpu_slots),
+        )
         self._report = HostReport(
             name=self._host,
             address=self._address,
-            cuda=usable_devices(installed_torch(), cuda_devices({}), cuda_devices(os.environ)),
-            cpu_slots=cpu_slots(settings.cpu_slots),
+            cuda=cuda,
+            cpu_slots=slots,
+            threads=threads_by_pool({"cuda": len(cuda), "cpu": slots}, os.environ),
             versions=versions(),
             isolation=("limits",) if self._policy.isolation == "none" else available(),
         )

@@ -24,7 +24,7 @@ from service.jobs.settings import Settings
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
 from service.jobs.text import log_to_stderr
 from workers.agent.admission import address_of
-from workers.inventory import versions
+from workers.inventory import threads_by_pool, versions
 from workers.launcher.confinement import available
 from workers.launchers import AllocatedHost, launcher_class
 from workers.supervisor.job_policy import JobPolicy
@@ -61,6 +61,7 @@ class _HostOfAllocation:
             address=address_of(settings, settings.broker_url),
             allocation=devices,
             versions=versions(),
+            threads=threads_by_pool({here.pool: here.devices}, os.environ),
             isolation=("limits",) if self._policy.isolation == "none" else available(),
         )
         self._asked_to_stop, self._left = threading.Event(), threading.Event()

@@ -68,6 +68,26 @@ class TorchUsed(FrozenModel):
         return None if version is None else cls(version=version, tried=is_tried(version))
 
 
+class ComputedBy(FrozenModel):
+    """What computed an attempt: the host that led it, as it had last reported itself when the attempt was placed."""
+
+    attempt: int
+    host: str
+    pool: Literal["cuda", "cpu"] = "cpu"
+    devices: tuple[str, ...] = ()
+    """Names of the GPUs there."""
+    threads: int | None = None
+    """Threads of each rank; ``None`` if the host did not say."""
+    versions: dict[str, str] = {}
+    """Versions of Trivet, torch, the CUDA that torch is built for, Python, and packages of models."""
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        devices = ", ".join(self.devices) or self.pool
+        threads = "" if self.threads is None else f", threads {self.threads}"
+        return f"{self.host}, {devices}{threads}, {versions}"
+
+
 class HostShare(FrozenModel):
     """The devices of one host that an attempt holds; ``pool`` is the kind that the indices count."""
 
@@ -128,6 +148,8 @@ class ListedJob(FrozenModel):
     """The source of its devices: ``local``, the hosts of the service, or a scheduler's launcher."""
     allocation: Allocation | None = None
     """``None`` for ``local``, and before the first attempt."""
+    computed_by: tuple[ComputedBy, ...] = ()
+    """What computed each attempt, the newest last; of many attempts, the last 16."""
     reason: str | None = None
     """The reason for its state, for people: what it waits for, why it was requeued."""
     parallel: dict[str, int] | None = None

@@ -23,7 +23,7 @@ def moment(milliseconds: str | float) -> datetime:
 _READ: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("id", "kind", "name", "owner", "state", "sweep", "launcher", "project"), str),
     **dict.fromkeys(("labels", "parallel", "placement", "progress", "result", "error"), orjson.loads),
-    **dict.fromkeys(("parameters", "allocation", "shared", "spec", "children"), orjson.loads),
+    **dict.fromkeys(("parameters", "allocation", "shared", "spec", "children", "computed_by"), orjson.loads),
     **dict.fromkeys(("created_at", "started_at", "ended_at"), moment),
     **dict.fromkeys(("attempt", "priority"), int),
 }

@@ -48,6 +48,8 @@ class HostReport:
     allocation: AllocatedDevices | None = None
     """Devices that a launcher got for one job. Placement does not see them: the host declares none of its own."""
     overcommitted: Overcommitment | None = None
+    threads: dict[str, int] = field(default_factory=dict)
+    """Threads with which a rank on one device computes there, by pool."""
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -82,6 +84,7 @@ class HostStore:
             cuda_count=len(report.cuda),
             cpu_slots=report.cpu_slots,
             versions=orjson.dumps(report.versions).decode(),
+            threads=orjson.dumps(report.threads).decode(),
             isolation=orjson.dumps(report.isolation).decode(),
             launchers=orjson.dumps(report.launchers).decode(),
             allocation="null" if report.allocation is None else report.allocation.model_dump_json(),

@@ -230,6 +230,7 @@ def beat(
     cuda_count: int,
     cpu_slots: int,
     versions: str,
+    threads: str,
     isolation: str,
     launchers: str,
     allocation: str,

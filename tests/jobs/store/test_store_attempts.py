@@ -197,6 +197,21 @@ def test_a_job_keeps_the_torch_that_its_newest_attempt_runs_with(store: Store, s
         store.attempts.finish(ref, PartOutcome("interrupted"))
 
 
+def test_a_job_keeps_what_computed_each_attempt(store: Store, submit: Submit, start: Start) -> None:
+    job = submit(device="cuda")
+    for version, threads in (("2.13.0+cpu", 4), ("2.14.0", 8)):
+        told = {"torch": version, "trivet": "1"}
+        store.hosts.beat(HostReport("a", "a.example", ("H200", "B200"), 4, told, threads={"cuda": threads, "cpu": 1}))
+        (ref,) = start(job)
+        store.attempts.finish(ref, PartOutcome("interrupted"))
+    both = store.jobs.get(job.id).computed_by
+    assert [(by.attempt, by.host, by.pool, by.threads) for by in both] == [(1, "a", "cuda", 4), (2, "a", "cuda", 8)]
+    assert {by.devices[0] for by in both} <= {"H200", "B200"}
+    assert both[1].versions == {"torch": "2.14.0", "trivet": "1"}
+    (listed,) = store.jobs.list()
+    assert listed.computed_by == both
+
+
 def test_a_rank_cannot_spoil_the_record_by_its_phases(store: Store, submit: Submit, beat: Any, start: Start) -> None:
     """Neither by times that are none, nor by their number or length."""
     beat("a", cpu=1)

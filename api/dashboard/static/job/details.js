@@ -94,6 +94,7 @@ function facts(job, needs, compiling) {
   const eager = Object.entries(job.result?.eager ?? {});
   return [
     ["Runs on", job.placement.length ? job.placement.map(share) : null],
+    ["Computed by", job.computed_by?.length ? job.computed_by.map((by, _, all) => computer(by, all.length > 1)) : null],
     ["Parallel", job.children ? null : mesh(job.spec.parallel)],
     ["Needs", needs],
     ["Sweep", job.sweep ? h("a", { href: `/jobs/${encodeURIComponent(job.sweep)}` }, job.sweep) : null],
@@ -115,6 +116,14 @@ function phase(one) {
   const spent = h("span", { class: "muted" });
   keepCounting(spent, () => duration(lasted(one, now())));
   return h("div", { "data-phase": one.name }, `${visible(one.name)} `, spent);
+}
+
+/** @param {import("../lib/types.js").ComputedBy} by @param {boolean} several */
+function computer({ attempt, host, pool, devices, threads, versions }, several) {
+  const told = Object.entries(versions).map(([name, version]) => `${name} ${version}`);
+  const on = [host, devices?.length ? devices.join(", ") : pool, threads ? many(threads, "thread") : ""].filter(Boolean);
+  const line = visible([...on, ...told].join("  ·  "));
+  return h("div", { "data-computed-by": attempt }, several && h("span", { class: "muted" }, `Attempt ${attempt}: `), line);
 }
 
 /** @param {import("../lib/types.js").HostShare} part */

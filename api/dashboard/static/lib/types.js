@@ -5,6 +5,7 @@
  * @typedef {{done: number, total: number, unit: string, share?: number | null, phase?: string | null, left_s?: number | null}} Progress
  * @typedef {{name: string, began_at: string, seconds: number | null}} Phase
  * @typedef {{host: string, devices: number[], pool?: string}} HostShare
+ * @typedef {{attempt: number, host: string, pool: string, devices: string[], threads: number | null, versions: Record<string, string>}} ComputedBy
  * @typedef {{type: string, message: string, rank?: number | null, traceback_artifact?: string | null, final?: boolean}} JobError
  *
  * @typedef {object} Job
@@ -24,6 +25,7 @@
  * @property {Phase[]} [phases] what the newest attempt did one after the other; not in lists
  * @property {HostShare[]} placement
  * @property {string} launcher
+ * @property {ComputedBy[]} [computed_by] what computed each attempt, the newest last
  * @property {string | null} reason
  * @property {Record<string, number> | null} parallel
  * @property {Record<string, any>} spec null in lists
