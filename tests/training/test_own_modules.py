@@ -230,9 +230,9 @@ def test_what_a_sharded_parameter_would_lose_is_named(runs: tuple[Path, dict[str
     assert "the parameter 'blocks.0.enter.weight' is also in 'blocks.0.weights'" in runs[1]["Listed"]
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_resumed_run_knows_which_parameters_had_no_gradient(tmp_path: Path, name: str) -> None:
-    optimizer = {"name": name, "lr": 1e-2, "weight_decay": 0.1}
+@pytest.mark.parametrize("rules", [{}, {"name": "muon", "adamw": {"match": ["*.enter.*"], "lr": 1e-2}}])
+def test_a_resumed_run_knows_which_parameters_had_no_gradient(tmp_path: Path, rules: dict[str, Any]) -> None:
+    optimizer = {"lr": 1e-2, "weight_decay": 0.1, **rules}
     spec = {"batch": {"global": 24, "micro": 12}, "steps": 6, "optimizer": optimizer}
     whole = run_of(Chosen, tmp_path / "whole", **spec)
     half = run_of(Chosen, tmp_path / "halves", **{**spec, "steps": 2})

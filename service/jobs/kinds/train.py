@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pydantic import ValidationError
 
 from service.jobs.checks.dependencies import check_archive, resolve
 from service.jobs.checks.fit import check_data, check_export, check_float8, check_mesh, check_package, check_pipeline
 from service.jobs.checks.gate import check_gate
-from service.jobs.plugins import CheckContext, JobKind, ModelConfig, Tokens
+from service.jobs.plugins import Better, CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Job, Problem
 from service.jobs.spec.common import TERMINAL
 from service.jobs.spec.data import DataSpec
@@ -68,7 +68,9 @@ def _check_evaluations(spec: TrainSpec) -> Iterator[Problem]:
     if asked and (spec.evaluate.every is None or spec.evaluate.every >= spec.steps):
         message = f"{asked[0][0].partition('.')[0]} follows evaluations, and there is none before the last step"
         yield Problem("evaluate.every", message, spec.evaluate.every, f"a number of steps below {spec.steps}")
-    known = {} if spec.data is None else spec.objective.better(spec.data.gives)  # only ranks know a program's
+    known: Mapping[str, Better] = {}  # only ranks know a program's
+    if spec.data is not None:
+        known = spec.objective.better(spec.data.gives)
     for path, mode_path, metric, mode in asked:
         if known and metric not in known:
             yield Problem(path, "the objective evaluates no such metric", metric, f"one of {', '.join(known)}")
