@@ -34,7 +34,7 @@ def _extreme(largest: bool) -> Converter:
     return _total(lambda x, dim, keepdim: reduced(x, dim=dim, keepdim=keepdim))
 
 
-def along_axis(function: Callable[[Tensor, int], Tensor]) -> Converter:
+def along_axis(function: Callable[[Tensor, int], Tensor]) -> Callable[[Call, Values, Shape], Tensor]:
     """Return the converter of a function ``(x, dimension)`` along an axis, which before opset 13 is over all dimensions
     from the axis on.
     """
