@@ -216,10 +216,11 @@ class PartlyUsed:
 
     def _filling(self, group: Any, post_backward: Callable[..., None]) -> Callable[..., None]:
         def filled(*arguments: Any) -> None:
-            there = [each for each in group.fsdp_params if _gradient(each) is not None]
+            gathered = [each for each in group.fsdp_params if hasattr(each, "unsharded_param")]
+            there = [each for each in gathered if _gradient(each) is not None]
             self._used.update(id(each.sharded_param) for each in there)
             if group.reduce_grads:
-                for each in group.fsdp_params:
+                for each in gathered:
                     if each.sharded_param.requires_grad and _gradient(each) is None:
                         _fill(each, there)
             post_backward(*arguments)

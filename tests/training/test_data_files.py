@@ -273,6 +273,20 @@ def test_the_test_split_may_be_another_file(tmp_path: Path) -> None:
     assert (len(loaded.train), len(loaded.test)) == (10, 7)
 
 
+def test_of_two_test_splits_none_is_dropped(tmp_path: Path) -> None:
+    both = {**images(), "test_inputs": images()["inputs"], "test_targets": images()["targets"]}
+    files = [upload_arrays(tmp_path, each) for each in (both, images(7))]
+    spec = FileArrays(file=files[0], test_file=files[1], shape=(2, 3), classes=4)
+    with pytest.raises(ValueError, match=r"data.test_file: data.file has a test split of its own \(test_inputs\)"):
+        data.load(spec, DataLayout(tmp_path))
+
+
+def test_complex_labels_are_no_whole_numbers(tmp_path: Path) -> None:
+    file = upload_arrays(tmp_path, {**images(), "targets": np.zeros(20, np.complex64)}, "npz")
+    with pytest.raises(ValueError, match=r"targets is torch.complex64 .* one whole number for each"):
+        data.load(FileArrays(file=file, shape=(2, 3), classes=4), DataLayout(tmp_path))
+
+
 @pytest.mark.parametrize("form", ["safetensors", "npz"])
 @pytest.mark.parametrize(
     ("change", "spec", "message"),

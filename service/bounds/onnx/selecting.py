@@ -13,7 +13,7 @@ from torch import Tensor
 from service.bounds.onnx.logic import MOST_WHOLE, positive
 from service.bounds.onnx.places import can_rank, ranked
 from service.bounds.onnx.reductions import along_axis
-from service.bounds.operators.conversion import Call, Converter, Found, Shape, Value, Values, axis
+from service.bounds.operators.conversion import Call, Converted, Converter, Found, Shape, Value, Values, axis
 
 MOST_COMPARISONS, MOST_ENTRIES, MOST_CHOSEN_FROM = 512, 2**24, 2**22
 """Comparisons of entries in a row, entries of a matrix of samples, and of the tables of all indices together."""
@@ -69,7 +69,7 @@ def place_of_largest(x: Tensor, dim: int, *, last: bool = False) -> Tensor:
     return (1 - positive(-gained) if last else positive(gained)).sum(dim=dim, keepdim=True)
 
 
-def _hard_max(call: Call, values: Values, shape: Shape) -> Tensor:
+def _hard_max(call: Call, values: Values, shape: Shape) -> Converted:
     """Return 1 at the first of the largest entries along an axis, and 0 elsewhere: no entry before it is as large, and
     none after it is larger.
     """

@@ -111,7 +111,8 @@ def samples(arrays: Mapping[str, Tensor], spec: FileArrays, prefix: str, field: 
         raise ValueError(f"{field} has no array {missing[0]!r}, but {', '.join(sorted(arrays)) or 'none'}")
     inputs, targets = (arrays[name] for name in names)
     _check_inputs(inputs, spec, f"{field}: {names[0]}")
-    if targets.dim() != 1 or targets.is_floating_point() or len(targets) != len(inputs):
+    is_whole = not (targets.is_floating_point() or targets.is_complex())
+    if targets.dim() != 1 or not is_whole or len(targets) != len(inputs):
         got = f"{targets.dtype} of shape {tuple(targets.shape)}"
         raise ValueError(f"{field}: {names[1]} is {got}; expected one whole number for each of {len(inputs)} inputs")
     labels = targets.long()

@@ -49,6 +49,8 @@ def _token_file(spec: FileTokens, file: str, field: str, layout: DataLayout | No
 def _arrays(spec: FileArrays, layout: DataLayout | None) -> tuple[Samples, Samples]:
     held = arrays.read(_path_of_upload(layout, spec.file, "data.file"), "data.file")
     train, has_test_split = arrays.samples(held, spec, "", "data.file"), arrays.has_test_split(held, "data.file")
+    if spec.test_file is not None and has_test_split:
+        raise ValueError("data.test_file: data.file has a test split of its own (test_inputs); expected one of them")
     if spec.test_file is not None:
         other = arrays.read(_path_of_upload(layout, spec.test_file, "data.test_file"), "data.test_file")
         return train, arrays.samples(other, spec, "", "data.test_file")
