@@ -10,7 +10,7 @@ from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.common import CommonSpec, Dependency, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import FromJob
-from service.jobs.spec.program import ProgramRef
+from service.jobs.spec.program import InstalledProgramRef
 from service.jobs.spec.train import CountersSpec
 
 
@@ -18,7 +18,7 @@ class RunSpec(CommonSpec):
     """Run the inference of an installed ``program`` over ``data``, or over its own batches for ``steps``."""
 
     kind: Literal["run"] = Field("run", description="a run of a program's inference")
-    program: ProgramRef = Field(description="the program, from an installed package")
+    program: InstalledProgramRef = Field(description="the program, from an installed package")
     weights: FromJob | None = Field(
         None, description="the training of the program whose weights it has; those that it builds when absent"
     )

@@ -15,7 +15,7 @@ from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, Step, jobs_of
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 from service.jobs.spec.optimizer import AdamWConfig, OptimizerSpec
-from service.jobs.spec.program import ProgramRef
+from service.jobs.spec.program import InstalledProgramRef
 from service.jobs.spec.rate import CosineDecay, ScheduleSpec, StopSpec
 from service.schedules import GENERATORS
 
@@ -149,7 +149,7 @@ class TrainSpec(CommonSpec):
     model_config = ConfigDict(json_schema_extra={"x-needed": ["model", "data"]})  # for forms: without a program
 
     kind: Literal["train"] = Field("train", description="a training job")
-    program: ProgramRef | None = Field(
+    program: InstalledProgramRef | None = Field(
         None,
         exclude_if=lambda program: program is None,  # a worker of an older version does not know the field
         description="in place of model and data: a program of several modules and their steps, from an installed "

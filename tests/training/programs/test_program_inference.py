@@ -17,11 +17,11 @@ from training_runs import JOB, Recording
 from walker import WIDTH, Walker, installed, train
 
 from service.jobs.files import DataLayout
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.kinds.run import check
 from service.jobs.plugins import CheckContext
 from service.jobs.runtime import RunContext
 from service.jobs.spec.common import ParallelSpec
-from service.jobs.spec.program import ExportedProgram
 from service.jobs.spec.run import RunSpec
 from service.models import WeightsError
 from service.models import program as programs
@@ -175,11 +175,10 @@ def test_its_calls_are_counted(tmp_path: Path) -> None:
     assert [(step, values[name]) for step, values in report.metrics if name in values] == [(1, 2), (3, 2)]
 
 
-def test_an_exported_module_is_checked_and_nothing_else() -> None:
-    spec = WalkingRun.model_validate({"program": {"name": "walker"}, "steps": 1})
-    exported = ExportedProgram(file="file_" + "0" * 64)
-    (problem,) = check(spec.model_copy(update={"program": exported}), CheckContext(lookup=lambda _: None))
-    assert (problem.path, problem.got) == ("program.name", "exported")
+@pytest.mark.parametrize("spec", [{"kind": "train", "steps": 1}, {"kind": "run", "steps": 1}])
+def test_an_exported_module_is_checked_and_nothing_else(spec: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="no installed package brings a program"):
+        spec_adapter.validate_python({**spec, "program": {"name": "exported", "file": "file_" + "0" * 64}})
 
 
 def test_weights_must_be_those_of_the_program() -> None:
