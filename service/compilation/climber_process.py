@@ -15,7 +15,7 @@ from service.compilation.forks import EXCHANGED, FINEST, PLAN, STOP, UNKNOWN, Se
 from service.compilation.instruments.profile import start_profiler
 from service.compilation.judgement import Result
 from service.compilation.ladder import climb
-from service.compilation.plans import Plan, chosen
+from service.compilation.plans import Plan, choose_plan
 from service.compilation.prepare import Prepared
 from service.compilation.program import Program
 from service.compilation.run.exchange import FileExchange, locked
@@ -85,7 +85,7 @@ class ClimbTask:
     def _cases(self, program: Program, seat: Seat) -> tuple[RungCase, ...]:
         """Return the cases to climb here, once a plan has been chosen."""
         if seat.shared[PLAN] == UNKNOWN and self.plans:
-            seat.shared[PLAN] = FINEST + chosen(self.plans, _bytes_of(program), _room(program.device))
+            seat.shared[PLAN] = FINEST + choose_plan(self.plans, _bytes_of(program), _room(program.device))
         while seat.shared[PLAN] == UNKNOWN:
             time.sleep(_POLL_S)
         own = self.parts[min(seat.shared[PLAN] - FINEST, len(self.parts) - 1)]

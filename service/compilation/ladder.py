@@ -33,29 +33,27 @@ def climb(
     Between rungs every rank asks ``should_stop``; the remaining rungs are then ``not_reached``. ``begins`` is called
     with each rung that is tried, once the uncompiled program has run.
     """
-    lost = ""
-    for number, phase in enumerate(phases, start=1):
-        cases = [RungCase(rung, phase) for rung in rungs]
-        later = len(rungs) * (len(phases) - number)
-        lost = yield from _climb_phase(program, cases, plan, should_stop, lost, begins=begins, later=later)
+    lost, left = "", len(rungs) * len(phases)
+    for phase in phases:
+        cases = [(left - climbed, RungCase(rung, phase)) for climbed, rung in enumerate(rungs)]
+        lost = yield from _climb_phase(program, cases, plan, should_stop, lost, begins=begins)
+        left -= len(rungs)
 
 
 def _climb_phase(
     program: Program,
-    cases: Sequence[RungCase],
+    cases: Sequence[tuple[int, RungCase]],
     plan: RunPlan,
     should_stop: Callable[[], bool],
     lost: str,
     *,
     begins: Callable[[RungCase], None],
-    later: int,
 ) -> Generator[Result, None, str]:
-    """Yield the results of a phase, before ``later`` rungs of others. ``lost`` says why the other ranks are gone, empty
-    while they are there; return its new value.
+    """Yield the results of a phase, whose ``cases`` come with the number of rungs that are left. ``lost`` says why the
+    other ranks are gone, empty while they are there; return its new value.
     """
-    observer: PhaseObserver | None = None
-    blocked = lost
-    for left, case in zip(range(later + len(cases), later, -1), cases, strict=True):
+    observer, blocked = None, lost
+    for left, case in cases:
         if not blocked and any(gather(should_stop())):
             blocked = "the job was asked to stop"
         if blocked:

@@ -35,13 +35,14 @@ _CORES = 2
 def plans(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> tuple[Plan, ...]:
     """Return the plans for so many ``cores``, the one with the most processes first; the last has one process."""
     divided = [
-        tuple(part for phase in phases for part in _dealt(rungs, phase, processes[phase])) for processes in _PROCESSES
+        tuple(part for phase in phases for part in _deal_rungs(rungs, phase, processes[phase]))
+        for processes in _PROCESSES
     ]
     whole = (tuple(RungCase(rung, phase) for phase in phases for rung in rungs),)
     return tuple(dict.fromkeys([*(plan for plan in divided if _CORES * len(plan) <= cores), whole]))
 
 
-def chosen(plans: Sequence[Plan], size: int, room: int) -> int:
+def choose_plan(plans: Sequence[Plan], size: int, room: int) -> int:
     """Return the index of the first plan whose processes may hold a program of ``size`` bytes in a device's ``room``;
     else of the last.
     """
@@ -55,7 +56,7 @@ def _copies(cases: Sequence[RungCase]) -> int:
     return max(_COPIES[case.phase] for case in cases)
 
 
-def _dealt(rungs: Sequence[Rung], phase: Phase, processes: int) -> list[tuple[RungCase, ...]]:
+def _deal_rungs(rungs: Sequence[Rung], phase: Phase, processes: int) -> list[tuple[RungCase, ...]]:
     """Deal the rungs from the top of the ladder, each to the process that has the least to do."""
     parts: list[list[Rung]] = [[] for _ in range(min(processes, len(rungs)))]
     for rung in reversed(rungs):

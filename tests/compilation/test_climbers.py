@@ -258,7 +258,7 @@ class Telling(Ending):
 def test_the_first_process_chooses_how_many_climb(
     number: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(climber_process, "chosen", lambda plans, size, room: number)
+    monkeypatch.setattr(climber_process, "choose_plan", lambda plans, size, room: number)
     program = Telling("train", 0, file=tmp_path / "processes")
     each_rung = tuple((case,) for part in EACH_PHASE for case in part)
     found, _ = climbed(prepared(program), each_rung, EACH_PHASE, WHOLE)

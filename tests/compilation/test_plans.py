@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.compilation.plans import SMALL, chosen, plans
+from service.compilation.plans import SMALL, choose_plan, plans
 from service.compilation.rungs import LADDER
 from service.jobs.spec.compile import Phase
 
@@ -22,6 +22,6 @@ def test_rungs_are_dealt_so_that_no_process_has_much_more_to_do() -> None:
 
 def test_a_large_program_is_climbed_by_as_many_as_have_room() -> None:
     planned, size = plans(LADDER, PHASES, 64), SMALL + 1
-    assert chosen(planned, SMALL, room=0) == 0
+    assert choose_plan(planned, SMALL, room=0) == 0
     rooms = [51 * size, 51 * size - 1, 41 * size, 17 * size, 0]
-    assert [len(planned[chosen(planned, size, room)]) for room in rooms] == [6, 4, 4, 2, 1]
+    assert [len(planned[choose_plan(planned, size, room)]) for room in rooms] == [6, 4, 4, 2, 1]

@@ -311,36 +311,24 @@ class _Unsplit(Search):
     deadline: float
     listener: ProgressListener
 
+    @torch.no_grad()
     def run(self, deadline: float) -> SearchResult:
-        return _bound_without_splits(self.model, self.specification, self.method, deadline, self.listener)
+        """Bound the whole box by the method, and by optimisation if CROWN leaves it open."""
+        model, method, disjuncts = self.model, self.method, self.specification.disjunct_count
+        bound, shortage = -inf, None
+        is_crown = method.intermediate is IntermediateBounds.LINEAR and not method.optimises
+        for bounding in (method, ALPHA_CROWN) if is_crown else (method,):
+            late = model.search_group.anywhere(model.engine.late(deadline), model.device)
+            if bound <= 0 and not late:
+                try:
+                    bound = max(bound, model.together(STAGE, partial(self._least_margin, bounding)))
+                except MemoryShortageError as error:
+                    shortage = error
+        self.listener(SearchProgress(disjuncts, 0 if bound > 0 else disjuncts, bound))
+        return SearchResult(Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, disjuncts, bound, shortage)
 
-
-@torch.no_grad()
-def _bound_without_splits(
-    model: ModelUnderVerification,
-    specification: Specification,
-    method: Method,
-    deadline: float,
-    listener: ProgressListener,
-) -> SearchResult:
-    """Bound the whole box by the method, and by optimisation if CROWN leaves it open."""
-    bound, shortage = -inf, None
-    is_crown = method.intermediate is IntermediateBounds.LINEAR and not method.optimises
-    for bounding in (method, ALPHA_CROWN) if is_crown else (method,):
-        late = model.search_group.anywhere(model.engine.late(deadline), model.device)
-        if bound <= 0 and not late:
-            try:
-                bound = max(bound, model.together(STAGE, partial(_least_margin, model, specification, bounding)))
-            except MemoryShortageError as error:
-                shortage = error
-    listener(SearchProgress(specification.disjunct_count, 0 if bound > 0 else specification.disjunct_count, bound))
-    return SearchResult(
-        Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, specification.disjunct_count, bound, shortage
-    )
-
-
-def _least_margin(model: ModelUnderVerification, specification: Specification, method: Method) -> float:
-    return float(_margins(model, specification, method).min())
+    def _least_margin(self, method: Method) -> float:
+        return float(_margins(self.model, self.specification, method).min())
 
 
 @torch.no_grad()
