@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from service.jobs.records import Job
+if TYPE_CHECKING:
+    from service.jobs.records import Job
 
 
 class TrivetError(Exception):

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from service.jobs.records import Job, StoredFile
 from trivet.errors import JobFailed, ModuleRefused, TrivetError
-from trivet.exporting import PHASES, arithmetic, check_mode, write_exported, write_onnx
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
+_PHASES = ("train", "inference")
 _OUTSIDE = 1e-3
 """How far the module's own output may lie outside of its bounds, relative to its size: rounding, and no more."""
 
@@ -73,6 +73,8 @@ class ModuleCalls:
         Raises :class:`ModuleRefused` for a module that cannot be exported, :class:`JobFailed` for a job that failed,
         ``TimeoutError`` after ``wait_s`` seconds.
         """
+        from trivet.exporting import write_onnx  # noqa: PLC0415 - brings every spec, which other calls do not need
+
         client: Any = self
         ends = _BoxInputs.of(module, box)
         with TemporaryDirectory() as folder:
@@ -93,7 +95,7 @@ class ModuleCalls:
         module: nn.Module,
         example: Tensor | tuple[Tensor, ...],
         *,
-        phases: Sequence[str] = PHASES,
+        phases: Sequence[str] = _PHASES,
         project: str | None = None,
         wait_s: float | None = None,
         **fields: Any,
@@ -106,6 +108,8 @@ class ModuleCalls:
 
         Raises what :meth:`verify` raises.
         """
+        from trivet.exporting import write_exported  # noqa: PLC0415 - as above
+
         client: Any = self
         inputs = example if isinstance(example, tuple) else (example,)
         with TemporaryDirectory() as folder:
@@ -138,6 +142,8 @@ class _BoxInputs:
     @classmethod
     def of(cls, module: nn.Module, box: tuple[Any, Any]) -> _BoxInputs:
         import torch  # noqa: PLC0415 - only these calls need it
+
+        from trivet.exporting import arithmetic, check_mode  # noqa: PLC0415 - as above
 
         check_mode(module)
         dtype, device = arithmetic(module, (torch.float32, torch.float64))
