@@ -108,14 +108,18 @@ def _described() -> Iterator[None]:
 
 
 def _take(exchange: Exchange, runs: UncompiledRuns, first: FirstRun) -> Baseline:
-    """Return the baseline that this process or another one makes of the first run."""
+    """Return the baseline that this process or another one makes of the first run; its own where another first run
+    could not be handed on.
+    """
 
-    def make() -> Baseline:
+    def make() -> tuple[str, Baseline]:
         made = runs.complete(first)
-        return made if made.hidden_by_tf32 else replace(made, eager=first.eager.without_results())
+        return first.name, made if made.hidden_by_tf32 else replace(made, eager=first.eager.without_results())
 
     with _described():
-        baseline, is_own = exchange.obtain(f"{runs.phase}: baseline", make)
+        (name, baseline), is_own = exchange.obtain(f"{runs.phase}: baseline", make)
+        if name != first.name:
+            return runs.complete(first)
     if not baseline.hidden_by_tf32:
         return replace(baseline, eager=first.eager)
     return baseline if is_own else replace(baseline, eager=near_device(baseline.eager, baseline.device))

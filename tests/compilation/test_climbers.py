@@ -30,6 +30,8 @@ from service.compilation.ladder import climb
 from service.compilation.prepare import Prepared
 from service.compilation.program import Parts, Program, Step
 from service.compilation.report.rows import rung_row
+from service.compilation.run import exchange
+from service.compilation.run.baseline import FirstRun
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import LADDER
 from service.compilation.time_share import ENDLESS, TimeShare
@@ -292,6 +294,21 @@ def test_one_process_of_a_phase_makes_the_baseline_and_if_it_ends_another(ends: 
     assert len(program.file.read_text().split()) == 1 + ends
     parities = [rung_row(each.result)["parity"]["judged_by"] for each in found]
     assert parities == ["float64"] * 2
+
+
+def test_a_baseline_of_a_first_run_that_could_not_be_handed_on_is_no_other_process_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = exchange._write
+
+    def refuse_first_runs(file: int, result: tuple[Any, ...]) -> None:
+        write(file, () if isinstance(result[0], FirstRun) else result)
+
+    monkeypatch.setattr(exchange, "_write", refuse_first_runs)
+    program = InDoublePrecision("train", 0, file=tmp_path / "processes")
+    found, _ = climbed(prepared(program), tuple((case,) for case in EACH_PHASE[0]))
+    assert [each.result.verdict for each in found] == ["pass"] * 2
+    assert len(set(program.file.read_text().split())) == 2
 
 
 def test_no_more_is_begun_once_the_job_is_to_stop() -> None:

@@ -8,9 +8,10 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -64,6 +65,8 @@ class FirstRun:
     differentiable: bool
     """Whether gradients flow through any module to compile."""
     recomputes: bool
+    name: str = field(default_factory=lambda: uuid4().hex)
+    """Tells it from the first runs of other processes: a baseline belongs to one of them."""
 
 
 @dataclass(frozen=True)
