@@ -45,19 +45,20 @@ class Climbed:
 
 @dataclass(frozen=True)
 class ClimbTask:
-    """The rungs that one process climbs, by the plan that is chosen once the program's size is known."""
+    """The rungs that one process climbs, by the plan that the first chooses once the program's size is known."""
 
-    parts: Plan
-    """Its rungs in each plan: none where that has fewer processes."""
-    plans: tuple[Plan, ...] = ()
-    """All plans, for the process that chooses: the first."""
+    plans: tuple[Plan, ...]
+    index: int = 0
+    """Its place in each plan; it has no rungs where a plan has fewer processes."""
 
     def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
         """Climb, and report."""
         runs = RunSeconds(lambda name: seat.tell(DOES, name))
         with runs.counted("preparing"):
             prepared = prepare()
-        own = self._cases(prepared.program, seat)
+        chosen = self._chosen_plan(prepared.program, seat)
+        own = chosen[self.index] if self.index < len(chosen) else ()
+        seat.tell(TAKES, own)
         with runs.counted("starting code generation"):
             seat.tell(PREPARED, (prepared.about, prepared.start([case.rung for case in own])))
         with runs.counted("starting the profiler"):
@@ -66,11 +67,14 @@ class ClimbTask:
             prepared.plan,
             alone=lambda: _measuring_alone(seat.races, runs),
             tells=runs.begin,
-            exchange=FileExchange(seat.races, seat.exchanged, EXCHANGED, partial(runs.counted, "waiting for others")),
         )
+        exchange = FileExchange(seat.races, seat.exchanged, EXCHANGED, partial(runs.counted, "waiting for others"))
         for phase, cases in groupby(own, lambda case: case.phase):
             watch = Stopwatch()
             rungs = [case.rung for case in cases]
+            # What one process makes for itself alone, copies of large states among it, is not written down.
+            others = sum(any(case.phase == phase for case in part) for part in chosen) - 1
+            own_plan = replace(plan, exchange=exchange if others or exchange.has_any(phase) else None)
 
             def is_to_stop() -> bool:
                 return bool(seat.shared[STOP])
@@ -78,19 +82,17 @@ class ClimbTask:
             def begins(case: RungCase) -> None:
                 seat.tell(BEGINS, case)
 
-            for result in climb(prepared.program, rungs, [phase], plan, is_to_stop, begins=begins):
+            for result in climb(prepared.program, rungs, [phase], own_plan, is_to_stop, begins=begins):
                 seat.tell(CLIMBED, Climbed(_picklable(result), (watch.began, watch.now), runs=runs.take()))
                 watch = Stopwatch()
 
-    def _cases(self, program: Program, seat: Seat) -> tuple[RungCase, ...]:
-        """Return the cases to climb here, once a plan has been chosen."""
-        if seat.shared[PLAN] == UNKNOWN and self.plans:
+    def _chosen_plan(self, program: Program, seat: Seat) -> Plan:
+        """Return the plan, once the first process has chosen it."""
+        if seat.shared[PLAN] == UNKNOWN and not self.index:
             seat.shared[PLAN] = FINEST + choose_plan(self.plans, _bytes_of(program), _room(program.device))
         while seat.shared[PLAN] == UNKNOWN:
             time.sleep(_POLL_S)
-        own = self.parts[min(seat.shared[PLAN] - FINEST, len(self.parts) - 1)]
-        seat.tell(TAKES, own)
-        return own
+        return self.plans[min(seat.shared[PLAN] - FINEST, len(self.plans) - 1)]
 
 
 def _room(device: torch.device) -> int:

@@ -111,8 +111,7 @@ class _ClimbInProcesses:
         self.forks.shared[PLAN], self.forks.shared[STOP] = UNKNOWN, self.should_stop()
         finest = self.plans[0]
         for index in range(len(finest)):
-            parts = tuple(plan[index] if index < len(plan) else () for plan in self.plans)
-            self._start(ClimbTask(parts, tuple(self.plans) if not index else ()), alone=len(finest) == 1)
+            self._start(ClimbTask(tuple(self.plans), index), alone=len(finest) == 1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +124,7 @@ class _ClimbInProcesses:
             self.forks.shared[STOP] = self.should_stop()
             if not self.processes:
                 rest = self._take_rest(case)
-                self._start(ClimbTask((rest,), ((rest,),)), alone=True)
+                self._start(ClimbTask(((rest,),)), alone=True)
             ready = wait([process.fork.told for process in self.processes], _POLL_S)
             for process in [process for process in self.processes if process.fork.told in ready]:
                 self._hear(process)
@@ -154,8 +153,9 @@ class _ClimbInProcesses:
             fork = self.forks.take(task)
         except (IndexError, OSError) as error:
             raise HostFaultError("no process is left to climb the rest") from error
-        self.processes.append(_Climber(fork, list(task.parts[0]), alone))
-        self.watcher.begin(fork.pid, task.parts[0])
+        most = task.plans[0][task.index]
+        self.processes.append(_Climber(fork, list(most), alone))
+        self.watcher.begin(fork.pid, most)
 
     def _hear(self, process: _Climber) -> None:
         try:

@@ -49,6 +49,10 @@ class FileExchange:
     waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """Entered while another process makes a result."""
 
+    def has_any(self, phase: str) -> bool:
+        """Return whether another process has left results of a phase."""
+        return any(os.fstat(file).st_size for file, name in zip(self.files, self.names, strict=True) if phase in name)
+
     def obtain(self, name: str, make: Callable[[], T]) -> tuple[T, bool]:
         place = self.names.index(name)
         file = self.files[place]
