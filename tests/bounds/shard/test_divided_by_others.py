@@ -211,7 +211,12 @@ def _differences(
 
 def check(results: list[dict[str, dict[str, float]]]) -> None:
     for found in results:
-        assert {name: own for name, own in found.items() if not max(own.values()) <= 1e-9} == {}
+        assert {name: own for name, own in found.items() if not _are_equal(own)} == {}
+
+
+def _are_equal(differences: dict[str, float]) -> bool:
+    """Whether bounds differ by rounding alone, which also decides at which step a row of α-CROWN has settled."""
+    return all(value <= (1e-8 if name == "alpha-crown" else 1e-9) for name, value in differences.items())
 
 
 @pytest.mark.distributed
