@@ -30,6 +30,7 @@ from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
 from trivet.errors import Refused, Unreachable
 from trivet.file_calls import FileCalls
 from trivet.follow import follow
+from trivet.live_modules import ModuleCalls
 from trivet.resources import AccountsResource, AuditResource, HostCalls, KeysResource, ProjectsResource, lines_of
 from trivet.webhooks import WebhooksResource
 
@@ -43,7 +44,7 @@ _CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
 """The service reads a job's files before it answers, within limits of its own."""
 
 
-class Client(FileCalls, HostCalls):
+class Client(FileCalls, HostCalls, ModuleCalls):
     """A Trivet service. ``url`` and ``key`` default to ``TRIVET_URL`` and ``TRIVET_KEY``; without either, it is the
     service of the data folder, by the socket there (``unix:///folder/api.sock``).
 

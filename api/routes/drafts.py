@@ -88,17 +88,17 @@ async def check_draft(
         spec = spec_adapter.validate_python(told.spec)
     except ValidationError as error:
         located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        return told.model_copy(update={"errors": _placed(from_validation(located, _LOCATOR), read)})
+        return told.model_copy(update={"errors": _place_errors(from_validation(located, _LOCATOR), read)})
     told.ranks = spec.parallel.world_size
-    told.jobs, errors = await _checked(spec, chosen, key, store=store, checker=checker)
-    told.errors = _placed(errors, read)
+    told.jobs, errors = await _check_spec(spec, chosen, key, store=store, checker=checker)
+    told.errors = _place_errors(errors, read)
     if not errors and isinstance(spec, TrainSpec) and spec.parallel.pp > 1:
         planned = await checker.answer(PlanRequest(spec=spec.model_dump_json(by_alias=True)), key.owner)
         told.plan = _PLAN.validate_json(planned)
     return told
 
 
-async def _checked(
+async def _check_spec(
     spec: CommonSpec, project: str, key: ApiKey, *, store: Store, checker: Checker
 ) -> tuple[int, list[FieldError]]:
     """Return the number of a spec's jobs, and why they would be refused."""
@@ -118,7 +118,7 @@ async def _checked(
         return 0, list(error.errors)
 
 
-def _placed(errors: list[FieldError], read: ReadDocument) -> list[DraftError]:
+def _place_errors(errors: list[FieldError], read: ReadDocument) -> list[DraftError]:
     """Return the errors with the place in the text of each field, or of the field around it."""
     placed = []
     for error in errors:

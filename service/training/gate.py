@@ -41,7 +41,7 @@ def gate_fingerprints(
     A pipeline whose model is compiled block by block has the graphs of the model in one piece.
     """
     whole = replace(recipe, pipeline=None)
-    if compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
+    if recipe.pipeline is not None and compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
         whole = replace(whole, parallel=recipe.parallel.model_copy(update={"pp": 1}))
     recipes = [whole] if recipe.pipeline is None else [whole, recipe]
     return [fingerprint(config, recipe, device, objective) for recipe in recipes]

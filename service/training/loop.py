@@ -32,6 +32,7 @@ from service.training.journal import Journal, Timing, step_metrics
 from service.training.setup import Training
 from service.training.step_totals import DeviceMeter, RankShare, StepReduction, StepTotals, metrics_of
 from service.training.timeline import NO_LOAD
+from service.training.usage import UsageMetrics
 
 SPANS_FIRST, SPANS_EVERY = 20, 50
 """Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
@@ -61,6 +62,7 @@ class Loop:
         self.reported_undivided = False
         self.journal = Journal(training)
         self.meter = DeviceMeter(training.device)
+        self.usage = UsageMetrics(training)
         self.checkpoints = Checkpoints(training, self.journal.saved)
         dp, train = training.mesh.dp, training.dataset.train
         self.feed = open_feed(train, training.order, dp.rank, dp.size, training.device)
@@ -141,7 +143,7 @@ class Loop:
     def evaluate(self) -> None:
         """Evaluate the test split, and report the metrics at this step. Raises :class:`NonFiniteError`."""
         self.training.seed("evaluation", self.step)
-        with self._span("evaluate", step=self.step), self._phase("inference"):
+        with self._span("evaluate", step=self.step), self._phase("inference"), self.usage.evaluation(self.step):
             metrics = evaluate(self.training)
         for name, value in metrics.items():
             if not math.isfinite(value):
@@ -191,8 +193,7 @@ class Loop:
         waited = watch.seconds
         training.objective.begin(self.step)
         training.seed("step", self.step)
-        training.boundary.step_boundary()
-        with self._step_span("forward_backward"), self._phase("train"):
+        with self.usage.step(self.step), self._step_span("forward_backward"), self._phase("train"):
             loss = training.engine.forward_backward(batch)
         with self._step_span("optimizer"):
             share = self.spec.schedule.share(self.step, self.spec.steps, self.evaluations)

@@ -21,7 +21,7 @@ from service.models.randomness import seed_all
 from service.models.reference import resolve
 from service.objectives import Objective, ObjectiveContext, objective_for
 from service.parallel import mesh as meshes
-from service.parallel.boundary import HeldResult, StepBoundary
+from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
@@ -30,9 +30,6 @@ from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, bui
 from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest_mode
 from service.training.gradients import TiedStages
 from service.training.optimizers import Updater, updater_for
-
-_AUDIT_EVERY = 500
-"""Steps between two audits for results held over a replay; an audit takes 0.1 s or more."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def assemble(
     if not objective.ignores:
         dataset = without_ignored(dataset, f"objective.name={spec.objective.name!r}")
     stages = _build_stages(spec, device, mesh, inputs, objective=objective, owners=owners)
-    boundary = _build_boundary(stages, inputs.compile_modes, context)
+    boundary = StepBoundary({f"stage {number}": stage for number, stage in stages.items()})
     shares = SharesOfLabels(mesh.dp.group) if may_ignore(dataset.train) else SharesOfSamples(spec.batch.global_)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule, shares=shares)
     return Training(
@@ -194,19 +191,3 @@ def _build_stages(
         parallelize(stage, inputs.recipe, mesh, units=objective.units(stage), compile_mode=compile_mode)
         stages[part.stage] = stage
     return stages
-
-
-def _build_boundary(
-    stages: Mapping[int, nn.Module], compile_modes: Mapping[Phase, str], context: RunContext
-) -> StepBoundary:
-    """Build the boundary at which the loop's steps begin, audited if CUDA graphs reuse the memory of a step's
-    results.
-    """
-
-    def report_held(held: tuple[HeldResult, ...]) -> None:
-        for result in held:
-            context.report.log(f"rank {context.rank}: the next replays overwrite what is still held: {result}")
-
-    replayed = any(COMPILE_MODES[mode].cuda_graphs for mode in compile_modes.values())
-    modules = {f"stage {number}": stage for number, stage in stages.items()}
-    return StepBoundary(modules, audit_every=_AUDIT_EVERY if replayed else 0, on_held=report_held)

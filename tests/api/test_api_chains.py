@@ -110,8 +110,8 @@ def test_a_cancel_ends_all_jobs_of_a_chain(client: TestClient, worker: Worker) -
     ("jobs", "expected"),
     [
         (
-            {"train": TRAIN, "verify": {**VERIFY, "model": {"job": "trian"}}},
-            ("jobs.verify.model.job", "trian", "one of train, verify, or job_"),
+            {"train": TRAIN, "verify": {**VERIFY, "model": {"job": "trains"}}},
+            ("jobs.verify.model.job", "trains", "one of train, verify, or job_"),
         ),
         ({"a": {**TRAIN, "after": ["b"]}, "b": {**TRAIN, "after": ["a"]}}, ("jobs.a.after.0", "b", "no circle")),
         ({"a": {**TRAIN, "after": ["a"]}}, ("jobs.a.after.0", "a", "no circle")),

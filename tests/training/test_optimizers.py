@@ -131,7 +131,7 @@ def test_groups_have_their_rate_and_decay_and_frozen_ones_stay() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"groups": [{"match": ["0.wieght"]}]}, "optimizer.groups.0.match: .* name: '0.wieght'; expected .* 0.weight"),
+        ({"groups": [{"match": ["0.weights"]}]}, "optimizer.groups.0.match: .* name: '0.weights'; expected .* 0.w"),
         ({"name": "muon", "adamw": {"match": ["head.*"]}}, "optimizer.adamw.match: no parameter has this name: 'head"),
         ({"groups": [{"match": ["*"], "frozen": True}]}, "every parameter is frozen"),
     ],

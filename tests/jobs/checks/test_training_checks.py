@@ -44,8 +44,14 @@ def stop(metric: str = "eval_loss", **fields: Any) -> dict[str, Any]:
         ({"schedule": {"decay": "wsd", "warmup": 3, "last": 7}}, [("schedule.last", 7, "at most 6")]),
         ({"optimizer": MUON}, []),
         (
-            {"optimizer": {**MUON, "groups": [{"match": ["*.bias", "head.wieght"]}]}},
-            [("optimizer.groups.0.match", "head.wieght", "one such as head.weight, head.bias, blocks.1.linear.weight")],
+            {"optimizer": {**MUON, "groups": [{"match": ["*.bias", "head.weights"]}]}},
+            [
+                (
+                    "optimizer.groups.0.match",
+                    "head.weights",
+                    "one such as head.weight, head.bias, blocks.1.linear.weight",
+                )
+            ],
         ),
         (
             {"optimizer": {"groups": [{"match": ["blocks.*"], "frozen": True}, {"match": ["head.*"], "frozen": True}]}},

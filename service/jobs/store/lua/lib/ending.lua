@@ -30,6 +30,7 @@ local function note_for_exports(id)
   end
 end
 
+-- Closing the last job of a sweep closes the sweep, which is a job too.
 local close
 function close(id, cap, state, reason, error_text)
   dequeue(id)
@@ -93,6 +94,7 @@ local function tell_dependents(cap, most)
     end
     local id, state = string.match(ended, "^(.+):(%a+)$")
     local waiting = redis.call("ZRANGE", KEY.job_dependents(id), 1, 1, "BYSCORE", "LIMIT", 0, most)
+    -- It leaves the list only when all were told: the next call goes on with it.
     if #waiting < most then
       redis.call("LPOP", KEY.ended())
     end
@@ -183,6 +185,7 @@ local function end_attempt_if_over(id, limits)
     return
   end
   if cancelling then
+    -- A job that was done before anybody told its ranks to stop has succeeded, whatever was asked.
     local in_time = failed == 0 and not job[5]
     count_attempt(in_time and "succeeded" or "cancelled")
     end_job(id, limits.stream_cap, in_time and "succeeded" or "cancelled")
