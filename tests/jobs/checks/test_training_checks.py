@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 PLATEAU = {"decay": "plateau"}
 MUON = {"name": "muon", "adamw": {"match": ["head.*"]}}
+NEAR = "one such as head.bias, head.weight, blocks.1.linear.bias"
 START = f"or start from its weights by model: {{job: {A}}}"
 
 
