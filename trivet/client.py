@@ -334,7 +334,7 @@ class Client(FileCalls, HostCalls, ModuleCalls):
         return [WebhookDelivery.model_validate(item) for item in answer["items"]]
 
     def kinds(self) -> Kinds:
-        """List the kinds of jobs, and the families, sources, objectives and programs that they can name."""
+        """List the kinds of jobs, and what they can name: families, sources, objectives, optimizers and so on."""
         from service.jobs.kinds.listing import Kinds  # noqa: PLC0415 - as above
 
         return Kinds.model_validate(self._connection.json("GET", "/v1/kinds"))

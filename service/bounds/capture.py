@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.fx.traceback import preserve_node_meta
 
 from service.bounds.decompositions.table import decomposed
+from service.bounds.dtensors import plain, stand_ins, stood_in
 from service.bounds.exported import GraphBuilder
 from service.bounds.functional import recognised
 from service.bounds.graph import Graph, UnsupportedModelError
@@ -41,7 +42,7 @@ class _Functional(nn.Module):
             module.register_forward_hook(lambda *_: _check_kept(before, _tensors(module))),
         ]
         try:
-            return torch.func.functional_call(module, state, (x,))
+            return plain(torch.func.functional_call(module, stand_ins(module, state), (x,)))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -123,6 +124,7 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
             warnings.catch_warnings(),
             torch.no_grad(),
             recognised(),
+            stood_in(),
             preserve_node_meta() if getattr(module, "names_operations", False) else nullcontext(),
         ):
             warnings.simplefilter("ignore", FutureWarning)

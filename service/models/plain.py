@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from service.jobs.plugins import ModelConfig
 from service.models.initialize import Distribution, draw, key_of
@@ -131,7 +132,14 @@ def _check_state(network: nn.Module) -> None:
 
 
 def check_planned(model: nn.Module) -> None:
-    """Raise ``ValueError`` for a tensor of a model planned on the meta device that would never get its values."""
+    """Raise ``ValueError`` for a tensor of a model planned on the meta device that would never get its values, and for
+    a parameter that is divided already.
+    """
+    if spread := [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]:
+        raise ValueError(
+            f"{type(model).__name__} has a DTensor, {spread[0]!r}; expected this rank's part as a plain parameter, "
+            "whose divided dimension its layer names in `sharded`, as ColumnParallelLinear and RowParallelLinear do"
+        )
     for name, value in (*model.named_buffers(), *_tensors_of(model)):
         if value.is_meta:
             raise ValueError(

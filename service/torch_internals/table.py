@@ -66,16 +66,16 @@ def set_internal(name: str, value: Any) -> None:
     """Set this name of torch; where torch lacks it, nothing would read it, and nothing is set."""
     if internal_if_there(name) is not None:
         owner, _, attribute = name.rpartition(".")
-        setattr(_found(owner), attribute, value)
+        setattr(_look_up(owner), attribute, value)
 
 
 def _resolved(name: str) -> Any:
     if name not in INTERNALS:
         raise KeyError(f"{name} is not in the table of torch's private names")
-    return _found(name)
+    return _look_up(name)
 
 
-def _found(name: str) -> Any:
+def _look_up(name: str) -> Any:
     path, *parts = name.split(".")
     found: Any = import_module(path)
     for part in parts:
@@ -103,12 +103,14 @@ _BEFORE_2_13, _SINCE_2_13 = ("2.11",), ("2.13", "2.14")
 INTERNALS: Mapping[str, Internal] = {
     # Tensors, modules and autograd
     "torch.Tensor._base": Internal("tell a view from what owns its memory"),
+    "torch.Tensor._make_wrapper_subclass": Internal("bound models with DTensors"),
     "torch.Tensor._use_count": Internal("see whether something besides Python holds a tensor"),
     "torch.UntypedStorage._cdata": Internal("tell which tensors share memory"),
     "torch.UntypedStorage._new_with_weak_ptr": Internal("look at the memory of CUDA graphs without holding it"),
     "torch._C._storage_Use_Count": Internal("count what holds a tensor's memory"),
     "torch._C._current_graph_task_id": Internal("know whether a backward is running"),
     "torch._C.DisableTorchFunction": Internal("keep a watch over a program from watching itself"),
+    "torch._C.DisableTorchFunctionSubclass": Internal("bound models with DTensors"),
     "torch._foreach_mul_": Internal("clip gradients"),
     "torch._foreach_norm": Internal("take the norm of all gradients at once"),
     "torch._foreach_zero_": Internal("restart the optimiser of slopes"),

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
@@ -20,8 +19,9 @@ from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignor
 from service.models.parallelize import ModelRecipe, parallelize
 from service.models.randomness import seed_all
 from service.models.reference import resolve
+from service.objectives import Objective, ObjectiveContext, objective_for
 from service.parallel import mesh as meshes
-from service.parallel.boundary import HeldResult, StepBoundary
+from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
@@ -29,11 +29,7 @@ from service.schedules import generator
 from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, build_engine
 from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest_mode
 from service.training.gradients import TiedStages
-from service.training.objective import Objective, ObjectiveContext, objective_for
-from service.training.optimizers import OPTIMIZERS
-
-_AUDIT_EVERY = 500
-"""Steps between two audits for results held over a replay; an audit takes 0.1 s or more."""
+from service.training.optimizers import Updater, updater_for
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class Training:
     tied: TiedStages
     boundary: StepBoundary
     engine: Engine
-    optimizer: Optimizer
+    updater: Updater
     compile_modes: dict[Phase, str]
     parameters: int
     origin: Mapping[str, Any]
@@ -133,7 +129,7 @@ def assemble(
 ) -> Training:
     """Build the parts of a run over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
     objective = _build_objective(spec, mesh, inputs.config)
-    parameters = sum(parameter.numel() for parameter in build(inputs.config, device="meta").parameters())
+    whole = build(inputs.config, device="meta")
     pipeline, pp = spec.pipeline, spec.parallel.pp
     schedule = generator(pipeline.schedule)(pp, pipeline.stages_per_rank, spec.micro_batches) if pp > 1 else None
     owners = (0,) if schedule is None else schedule.owners
@@ -141,7 +137,7 @@ def assemble(
     if not objective.ignores:
         dataset = without_ignored(dataset, f"objective.name={spec.objective.name!r}")
     stages = _build_stages(spec, device, mesh, inputs, objective=objective, owners=owners)
-    boundary = _build_boundary(stages, inputs.compile_modes, context)
+    boundary = StepBoundary({f"stage {number}": stage for number, stage in stages.items()})
     shares = SharesOfLabels(mesh.dp.group) if may_ignore(dataset.train) else SharesOfSamples(spec.batch.global_)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule, shares=shares)
     return Training(
@@ -157,9 +153,9 @@ def assemble(
         tied=TiedStages.between(stages, owners, mesh),
         boundary=boundary,
         engine=engine,
-        optimizer=OPTIMIZERS[spec.optimizer.name].build(stages.values(), spec.optimizer, device),
+        updater=updater_for(spec.optimizer, stages.values(), whole, device),
         compile_modes=inputs.compile_modes,
-        parameters=parameters,
+        parameters=sum(parameter.numel() for parameter in whole.parameters()),
         origin={
             "parallel": spec.parallel.model_dump(),
             "data_sha256": dataset.sha256,
@@ -195,19 +191,3 @@ def _build_stages(
         parallelize(stage, inputs.recipe, mesh, units=objective.units(stage), compile_mode=compile_mode)
         stages[part.stage] = stage
     return stages
-
-
-def _build_boundary(
-    stages: Mapping[int, nn.Module], compile_modes: Mapping[Phase, str], context: RunContext
-) -> StepBoundary:
-    """Build the boundary at which the loop's steps begin, audited if CUDA graphs reuse the memory of a step's
-    results.
-    """
-
-    def report_held(held: tuple[HeldResult, ...]) -> None:
-        for result in held:
-            context.report.log(f"rank {context.rank}: the next replays overwrite what is still held: {result}")
-
-    replayed = any(COMPILE_MODES[mode].cuda_graphs for mode in compile_modes.values())
-    modules = {f"stage {number}": stage for number, stage in stages.items()}
-    return StepBoundary(modules, audit_every=_AUDIT_EVERY if replayed else 0, on_held=report_held)

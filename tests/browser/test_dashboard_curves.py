@@ -100,6 +100,17 @@ def test_metrics_of_devices_have_a_panel_for_all_ranks(run: Any) -> None:
     ]
 
 
+def test_counters_have_a_panel_each_with_a_curve_for_each_way_of_calling(run: Any) -> None:
+    names = ["reentries/stage 0", "calls/stage 0/train/8x64", "calls/stage 0/inference/8x64", "outliving_results"]
+    panels = run("series", "panels", [*names, "outliving_results/stage 0/Trainer.kept[…]"])
+    assert [(panel["title"], len(panel["names"])) for panel in panels] == [
+        ("Calls of modules", 2),
+        ("Calls within a backward", 1),
+        ("Results that outlive their step", 2),
+    ]
+    assert run("series", "ofLabels", names[1]) == {"key": "calls", "label": "stage 0 · train · 8x64"}
+
+
 @pytest.mark.parametrize("top", [0.9, 3, 12, 301, 4000, 10**7])
 def test_labels_of_a_logarithmic_axis_stand_apart(bench: Page, top: float) -> None:
     ticks, places = bench.evaluate(

@@ -121,6 +121,7 @@ def test_the_mesh_is_drawn_with_what_lives_where(page: Page, fleet: Fleet) -> No
     attempt = fleet.run(train_spec(model=model, data={"source": "tokens", "sequence": 32}, parallel=parallel))
     attempt.metric(1, loss=1.0, bubble_fraction=0.6)
     attempt.metric(2, **{"device_busy.0": 0.9, "device_busy.1": 0.4})
+    attempt.metric(2, **{"calls/stage 0/train/8x32": 4, "calls/stage 0 blocks/train/8x32": 8})
     page.goto(f"/jobs/{attempt.job_id}")
     layout = page.locator("#layout")
     expect(layout.locator("th")).to_have_text(["stage 0 of 2: blocks 0–1", "stage 1 of 2: blocks 2–3"])
@@ -131,6 +132,8 @@ def test_the_mesh_is_drawn_with_what_lives_where(page: Page, fleet: Fleet) -> No
     expect(plan).to_contain_text("The measured bubble is larger by what ranks wait for besides")
     entries = page.locator("#metrics .chart", has_text="Utilisation").locator(".entry")
     expect(entries).to_have_text(["rank 090.0\u202f%", "rank 140.0\u202f%"])
+    calls = page.locator("#metrics .chart", has_text="Calls of modules").locator(".entry")
+    expect(calls).to_have_text(["stage 0 · train · 8x324", "stage 0 blocks · train · 8x328"])
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def box_around(centre: Tensor, radius: float | Tensor) -> Interval:
 def output_bounds(network: Network, box: Interval, method: str, options: BoundOptions | None = None) -> Interval:
     """Bounds of all outputs, flattened."""
     size = network.graph.output.size
-    identity = torch.eye(size, dtype=box.lower.dtype)
+    identity = torch.eye(size, dtype=box.lower.dtype, device=box.lower.device)
     rows = torch.cat([identity, -identity]).reshape(1, 2 * size, *network.graph.output.shape)
     with torch.no_grad():
         bounds = METHODS[method](network, box, options or BoundOptions()).lower_bounds(rows)

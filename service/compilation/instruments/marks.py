@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch
 
-from service.torch_internals.table import internal, internal_if_there
+from service.torch_internals.table import internal
 
 _MARK = "torch._inductor.cudagraph_trees.mark_step_begin"
 internal(_MARK)  # brings Inductor now, before processes that climb are forked from the process that imports this
@@ -46,9 +46,3 @@ def graphs_wait(device: torch.device) -> bool | None:
         return None
     waits = getattr(manager, "running_forwards_with_pending_backwards", None)
     return None if waits is None else bool(waits)
-
-
-def in_backward() -> bool:
-    """Return whether this thread runs within a backward; ``False`` if torch does not tell."""
-    task = internal_if_there("torch._C._current_graph_task_id")
-    return bool(task and task() != -1)

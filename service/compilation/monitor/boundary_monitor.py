@@ -24,15 +24,15 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from service.compilation.instruments.cudagraphs import graph_results
 from service.compilation.instruments.functions import EagerFunctions, FunctionCall, unobserved
-from service.compilation.instruments.marks import graphs_wait, heard_marks, in_backward
+from service.compilation.instruments.marks import graphs_wait, heard_marks
 from service.compilation.instruments.transfers import Transfers
 from service.compilation.monitor.results import ResultLifetimes
 from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, RetainedRead, StaleGradient, UnitCalls, Usage
 from service.parallel.boundary import CallSite, Origin, PendingBackwards, Shapes, StepBoundary, caller
 from service.parallel.boundary.holders import FOREIGN
 from service.parallel.boundary.lifetimes import CallCounter, CallResult, LiveResults, address_of, local
+from service.parallel.boundary.watch import in_backward, intercepted
 from service.parallel.containers import tensors_in
-from service.torch_internals.table import internal_of
 
 _INVALID = -1
 _OVERWRITTEN = "overwritten"
@@ -63,25 +63,8 @@ def monitored(
         stack.enter_context(heard_marks(monitor.note_mark))
         stack.callback(register_optimizer_step_pre_hook(monitor.stepping).remove)
         for name, unit in units.items():
-            stack.enter_context(_intercepted(name, unit, monitor))
+            stack.enter_context(intercepted(unit, partial(monitor.call, name, unit)))
         yield monitor
-
-
-@contextmanager
-def _intercepted(name: str, unit: nn.Module, monitor: BoundaryMonitor) -> Iterator[None]:
-    """Calls of a compiled unit go through ``monitor``; hooks on the module would become part of its graphs."""
-    compiled: Any = internal_of(unit, "torch.nn.Module._compiled_call_impl")
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():  # called from another compiled module, as part of its graph
-            return compiled(*arguments, **named)
-        return monitor.call(name, unit, compiled, arguments, named)
-
-    unit._compiled_call_impl = call
-    try:
-        yield
-    finally:
-        unit._compiled_call_impl = compiled
 
 
 class BoundaryMonitor:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from service.compilation.instruments.marks import in_backward
+from service.parallel.boundary.watch import in_backward
 from service.parallel.containers import tensors_in
 
 _ITSELF = ""

@@ -126,12 +126,12 @@ def exported_program(config: ExportedProgram, site: Site) -> ModelProgram:
     try:
         exported = read_exported(path)
         tensors = load_file(path)
-        module = partial(_made, exported, tensors, site.device)
+        make = partial(_made, exported, tensors, site.device)
         inputs = tuple(tensors[name].to(site.device) for name in inputs_of(exported))
         with torch.no_grad():
-            tried = module(torch.float32).train("train" in exported.graphs)
+            tried = make(torch.float32).train("train" in exported.graphs)
             first = next(tensors_in(tried(*(value.clone() for value in inputs))))
     except ExportedError as error:
         raise ValueError(f"program.file: {config.file} {error}") from error
     targets = torch.randn(first.numel(), generator=torch.Generator().manual_seed(site.seed)).to(site.device)
-    return ModelProgram(module, (SampleBatch(inputs, targets),), _loss)
+    return ModelProgram(make, (SampleBatch(inputs, targets),), _loss)

@@ -70,7 +70,7 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
         elif needed.weights is not None:
             yield from _check_weights(needed, job, context)
         elif job.state in TERMINAL - {"succeeded"}:
-            yield Problem(needed.path, f"job {job.id} has {_ended(job.state)}", job.id, expected)
+            yield Problem(needed.path, f"job {job.id} has {_describe_end(job.state)}", job.id, expected)
     for needed in spec.dependencies():
         if needed.kind == "train":
             try:
@@ -88,7 +88,7 @@ def _check_weights(needed: Dependency, job: Job, context: CheckContext) -> Itera
     if job.state not in TERMINAL:
         return
     if job.state != "succeeded" and not left:
-        message = f"job {job.id} has {_ended(job.state)} and left no checkpoint"
+        message = f"job {job.id} has {_describe_end(job.state)} and left no checkpoint"
         expected = "a train job that has succeeded, still can, or has left a checkpoint"
         yield Problem(needed.path, message, job.id, expected)
     elif left and needed.weights not in ("latest", *left):
@@ -166,7 +166,7 @@ def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:
     return model
 
 
-def _ended(state: str) -> str:
+def _describe_end(state: str) -> str:
     return "failed" if state == "failed" else "been cancelled"
 
 

@@ -22,6 +22,9 @@ def check(spec: CompileSpec, context: CheckContext) -> Iterator[Problem]:
             yield from check_data(spec.data, "data", spec.model, config)
     if spec.model is not None:
         yield from check_pipeline(spec, spec.forwards)
+    if not spec.objective.compiles:
+        message = "it is computed without compilation"
+        yield Problem("objective.name", message, spec.objective.name, "cross_entropy, or another one")
     if spec.program is not None:
         yield from (Problem(*reason) for reason in spec.program.check(spec))
     yield from check_exported(spec, context)

@@ -101,6 +101,7 @@ class JobError(FrozenModel):
     message: str
     rank: int | None = None
     traceback_artifact: str | None = None
+    final: bool = False
 
 
 class BestJob(FrozenModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -12,6 +12,7 @@ from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.common import CommonSpec, Dependency, FileId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
+from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
 
 
@@ -36,11 +37,6 @@ PROGRAMS = catalogue(
 )
 
 
-def _named(value: Any) -> Any:
-    """Read a bare name as the program of that name with nothing to set."""
-    return {"name": value} if isinstance(value, str) else value
-
-
 if TYPE_CHECKING:
     ProgramRef = ProgramConfig
 else:
@@ -49,14 +45,23 @@ else:
         PROGRAMS.union(),
         _several,
         BeforeValidator(PROGRAMS.refuse_unavailable),
-        BeforeValidator(_named),
+        BeforeValidator(PROGRAMS.read_name),
     ]
 
 
 Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]
 Phase = Literal["train", "inference"]
 LADDER: tuple[Mode, ...] = get_args(Mode)
-_OF_A_MODEL = ("data", "shapes", "micro_batches", "pipeline", "precision", "sharding", "activation_checkpoint")
+_OF_A_MODEL = (
+    "data",
+    "objective",
+    "shapes",
+    "micro_batches",
+    "pipeline",
+    "precision",
+    "sharding",
+    "activation_checkpoint",
+)
 
 
 class Tolerance(Strict):
@@ -75,6 +80,7 @@ class CompileSpec(CommonSpec):
         None, description="an exported module, or a program of an installed package: modules and their steps"
     )
     data: DataSpec | None = Field(None, description="source of real inputs; random ones that fit when absent")
+    objective: ObjectiveSpec = CrossEntropy()
     modes: tuple[Mode, ...] = Field(LADDER, min_length=1, fail_fast=True, description="rungs to climb, from eager up")
     phases: tuple[Phase, ...] = Field(
         ("train", "inference"), min_length=1, fail_fast=True, description="training steps, or forwards alone"

@@ -9,15 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from service.parallel.boundary.lifetimes import (
-    CallCounter,
-    CallSite,
-    HeldResult,
-    Invocation,
-    LiveResults,
-    Origin,
-    caller,
-)
+from service.parallel.boundary.lifetimes import CallCounter, CallSite, Invocation, Origin, caller
+from service.parallel.boundary.watch import StepWatch
 from service.parallel.containers import map_tensors, tensors_in
 
 HERE = ("service/parallel/boundary/", "service\\parallel\\boundary\\")
@@ -28,35 +21,24 @@ class StepBoundary:
 
     ``modules``: what the loop calls, by name, compiled (or not) before the first step. Results of a call hold until
     the next :meth:`step_boundary`; those of the modules named in ``kept`` are copied once and hold for good.
-    Every ``audit_every``-th step is audited (0: none): results of compiled calls that are alive a whole step after
-    their own are told to ``on_held``.
 
     The CUDA-graph step mark is global to the process: this is the only place that sets it, and of the loops of a
     process one runs at a time.
     """
 
-    def __init__(
-        self,
-        modules: Mapping[str, Callable[..., Any]],
-        *,
-        kept: Collection[str] = (),
-        audit_every: int = 0,
-        on_held: Callable[[tuple[HeldResult, ...]], None] = lambda held: None,
-    ) -> None:
+    def __init__(self, modules: Mapping[str, Callable[..., Any]], *, kept: Collection[str] = ()) -> None:
         unknown = sorted(set(kept) - modules.keys())
         if unknown:
             raise ValueError(f"kept names {unknown[0]!r}, which is none of the modules: {', '.join(modules)}")
-        if audit_every < 0:
-            raise ValueError(f"audit_every={audit_every}: expected a number of steps, or 0 for no audit")
         self.modules, self.kept = dict(modules), frozenset(kept)
-        self.audit_every, self.on_held = audit_every, on_held
         self.step = -1
         self._names = {id(module): name for name, module in self.modules.items()}
-        self._calls_made, self._pending, self._outputs = CallCounter(), PendingBackwards(), LiveResults()
+        self._calls_made, self._pending = CallCounter(), PendingBackwards()
+        self._watch: StepWatch | None = None
         self._compiled: frozenset[str] | None = None
 
-    def step_boundary(self) -> None:
-        """Begin a step: nothing of the previous one is needed any more.
+    def step_boundary(self, watch: StepWatch | None = None) -> None:
+        """Begin a step, which ``watch`` records: nothing of the previous one is needed any more.
 
         Raises :class:`PendingBackwardError`, naming both places, if a backward is still to run.
         """
@@ -64,8 +46,10 @@ class StepBoundary:
             raise PendingBackwardError(caller(outside=HERE), origins)
         if self._compiled is None:
             self._compiled = frozenset(name for name, module in self.modules.items() if is_compiled(module))
-        self._audit()
         self.step += 1
+        self._watch = watch
+        if watch is not None:
+            watch.step = self.step
         if self._compiled:
             # Without a compiled module there is nothing to mark, and the mark would import all of Inductor.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -74,8 +58,10 @@ class StepBoundary:
         """Return ``module(*arguments, **named)``, counted, copied if its results are kept; never marks a step."""
         name = self._names.get(id(module)) or type(module).__name__
         self._calls_made.add(name, module, (arguments, named))
+        if self._watch is not None:
+            self._watch.add(name, module, (arguments, named))
         results = module(*arguments, **named)
-        self._watch(name, module, results, (arguments, named))
+        self._note(name, module, results, (arguments, named))
         if name in self.kept and name in (self._compiled or ()):
             return map_tensors(results, Tensor.clone)
         return results
@@ -84,29 +70,17 @@ class StepBoundary:
         """Return the calls so far, by module, phase, grad mode, thread and shapes."""
         return self._calls_made.counts()
 
-    def held(self) -> tuple[HeldResult, ...]:
-        """Audit now, and return the live results that are older than the previous step."""
-        return self._outputs.held(self.step)
-
-    def _watch(self, name: str, module: Callable[..., Any], results: Any, arguments: Any) -> None:
-        gradients, audited = torch.is_grad_enabled(), self._audits(self.step)
-        if not (gradients or audited):
+    def _note(self, name: str, module: Callable[..., Any], results: Any, arguments: Any) -> None:
+        gradients, watch = torch.is_grad_enabled(), self._watch
+        if not gradients and watch is None:
             return
         origin = Origin(name, caller(outside=HERE), self.step)
         outputs = list(tensors_in(results))
         if gradients:
             self._pending.note(origin, outputs)
-        if audited and name in (self._compiled or ()):
+        if watch is not None:
             own = (*module.parameters(), *module.buffers()) if isinstance(module, nn.Module) else ()
-            self._outputs.note(origin, outputs, (*tensors_in(arguments), *own))
-
-    def _audits(self, step: int) -> bool:
-        return self.audit_every > 0 and step % self.audit_every == 0
-
-    def _audit(self) -> None:
-        """Audit in the step after an audited one: any result left from that was held over a replay."""
-        if self.audit_every and self.step > 0 and self._audits(self.step - 1) and (held := self.held()):
-            self.on_held(held)
+            watch.note(origin, outputs, (*tensors_in(arguments), *own))
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:

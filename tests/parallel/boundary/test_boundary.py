@@ -12,7 +12,15 @@ import torch
 from lanes import first_fast
 from torch import Tensor, nn
 
-from service.parallel.boundary import CallSite, HeldResult, LiveResults, Origin, PendingBackwardError, StepBoundary
+from service.parallel.boundary import (
+    CallSite,
+    HeldResult,
+    LiveResults,
+    Origin,
+    PendingBackwardError,
+    StepBoundary,
+    StepWatch,
+)
 from service.parallel.boundary.holders import holders_of, read_again_of
 from service.parallel.boundary.lifetimes import address_of, held_by_output, located
 
@@ -116,20 +124,26 @@ def test_calls_are_counted_by_module_mode_gradients_thread_and_shape(marks: Mark
 
 
 def audited(model: nn.Module, use: Any, kept: tuple[str, ...] = ()) -> list[HeldResult]:
+    boundary, watches = StepBoundary({"model": model}, kept=kept), [StepWatch() for _ in range(4)]
     found: list[HeldResult] = []
-    boundary = StepBoundary({"model": model}, kept=kept, audit_every=1, on_held=found.extend)
-    for _ in range(4):
-        boundary.step_boundary()
+    for number, watch in enumerate(watches):
+        if number > 1:
+            found += watches[number - 2].outliving()
+        boundary.step_boundary(watch)
         with torch.no_grad():
             use(boundary.boundary_call(model, torch.ones(2, 4)))
     return found
 
 
 @pytest.mark.parametrize("view", first_fast(1, [lambda x: x[:1], lambda x: x.detach(), lambda x: x]))
-def test_a_result_held_over_a_step_is_found_with_its_holder(marks: Marks, model: nn.Module, view: Any) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_result_held_over_a_step_is_found_with_its_holder(marks: Marks, compiled: bool, view: Any) -> None:
+    model = nn.Linear(4, 3)
+    if compiled:
+        model.compile(backend="eager")
     keeper = Keeper()
     found = audited(model, lambda output: keeper.scores.append(view(output)))
-    assert [held.origin.step for held in found] == [0, 0, 1]
+    assert [held.origin.step for held in found] == [0, 1]
     assert any("Keeper.scores[0]" in name for name in found[0].holders), found[0].holders
     assert found[0].shape == (2, 3)
 
@@ -154,38 +168,34 @@ def test_results_of_kept_modules_are_copied_once_at_the_boundary(marks: Marks, m
 def test_an_output_in_the_memory_of_an_input_is_nobodys_result(marks: Marks) -> None:
     module = nn.Identity()
     module.compile(backend="eager")
-    x = torch.ones(2, 4)
-    found: list[HeldResult] = []
-    boundary = StepBoundary({"model": module}, audit_every=1, on_held=found.extend)
-    for _ in range(3):
-        boundary.step_boundary()
-        boundary.boundary_call(module, x)
-    assert not found
+    x, watch = torch.ones(2, 4), StepWatch()
+    boundary = StepBoundary({"model": module})
+    boundary.step_boundary(watch)
+    boundary.boundary_call(module, x)
+    assert not watch.outliving()
 
 
 def test_local_variables_are_named_as_holders_and_not_prolonged(marks: Marks, model: nn.Module) -> None:
-    found: list[HeldResult] = []
-    boundary = StepBoundary({"model": model}, audit_every=1, on_held=found.extend)
-    boundary.step_boundary()
+    boundary, watch = StepBoundary({"model": model}), StepWatch()
+    boundary.step_boundary(watch)
     with torch.no_grad():
         scores = boundary.boundary_call(model, torch.ones(2, 4))
-    boundary.step_boundary()
-    boundary.step_boundary()
-    assert any("scores, a variable of test_local_variables" in name for name in found[0].holders), found[0].holders
+    (held,) = watch.outliving()
+    assert any("scores, a variable of test_local_variables" in name for name in held.holders), held.holders
     del scores
-    assert not boundary.held()
+    assert not watch.outliving()
 
 
 @pytest.mark.slow
 def test_looking_for_holders_leaves_the_variables_of_a_program_alone(model: nn.Module) -> None:
-    boundary = StepBoundary({"model": model}, audit_every=1)
+    boundary, watch = StepBoundary({"model": model}), StepWatch()
     kept: list[Tensor] = []
     mine = locals()
+    boundary.step_boundary(watch)
     for _ in range(3):
-        boundary.step_boundary()
         with torch.no_grad():
             kept.append(boundary.boundary_call(model, torch.ones(2, 4)))
-    assert boundary.held()
+    assert watch.outliving()
     assert mine["kept"] is kept
     assert len(kept) == 3
 
@@ -207,8 +217,6 @@ def test_a_result_that_cuda_graphs_have_invalidated_is_still_named() -> None:
 def test_unknown_names_are_refused(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="kept names 'other'"):
         StepBoundary({"model": model}, kept=("other",))
-    with pytest.raises(ValueError, match="audit_every=-1"):
-        StepBoundary({"model": model}, audit_every=-1)
 
 
 def holders_by(keep: Any) -> tuple[str, ...]:

@@ -122,6 +122,15 @@ export function ofDevice(name) {
   return found ? { key: found[1] ?? "", rank: Number(found[2]) } : null;
 }
 
+/**
+ * What a metric with labels counts, such as `calls/stage 0/train/8x64`; null for others.
+ * @param {string} name
+ */
+export function ofLabels(name) {
+  const cut = name.indexOf("/");
+  return cut < 0 ? null : { key: name.slice(0, cut), label: name.slice(cut + 1).replaceAll("/", " · ") };
+}
+
 /** The unit of shares of one, which are shown as percent. */
 export const PERCENT = "%";
 
@@ -151,6 +160,10 @@ const KNOWN = {
   device_busy: ["Utilisation", PERCENT],
   device_memory_gib: ["Memory", "GiB by rank"],
   device_power_w: ["Power", "W by rank"],
+  calls: ["Calls of modules", "in a watched step or an evaluation"],
+  forwards_per_micro_batch: ["Forwards for each micro-batch", ""],
+  reentries: ["Calls within a backward", "in a watched step"],
+  outliving_results: ["Results that outlive their step", "of a watched step"],
 };
 const ORDER = Object.keys(KNOWN);
 /** Metrics that share a panel with others. */
@@ -167,7 +180,7 @@ export function panels(names) {
   /** @type {Map<string, Panel>} */
   const found = new Map();
   for (const name of [...names].sort()) {
-    const bare = ofDevice(name)?.key ?? name.replace(/^(eval|train)_/, "");
+    const bare = (ofDevice(name) ?? ofLabels(name))?.key ?? name.replace(/^(eval|train)_/, "");
     const key = TOGETHER.get(bare) ?? bare;
     const [title, unit] = Object.hasOwn(KNOWN, key) ? (KNOWN[key] ?? [key, ""]) : [words(key), ""];
     const panel = found.get(key) ?? { key, title, unit, log: false, names: [] };

@@ -6,7 +6,7 @@
  * @typedef {{name: string, began_at: string, seconds: number | null}} Phase
  * @typedef {{host: string, devices: number[], pool?: string}} HostShare
  * @typedef {{attempt: number, host: string, pool: string, devices: string[], threads: number | null, versions: Record<string, string>}} ComputedBy
- * @typedef {{type: string, message: string, rank?: number | null, traceback_artifact?: string | null}} JobError
+ * @typedef {{type: string, message: string, rank?: number | null, traceback_artifact?: string | null, final?: boolean}} JobError
  *
  * @typedef {object} Job
  * @property {string} id
