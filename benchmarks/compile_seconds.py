@@ -8,6 +8,9 @@ own phases until its first rung, then of rungs as they end. Two cores: ``taskset
     python benchmarks/compile_seconds.py [--checks 3] [--device cpu|cuda] [--settle 30]
     python benchmarks/compile_seconds.py --layers 8 --width 512 --device cuda      # goal: 30 s on one H200
     python benchmarks/compile_seconds.py --layers 16 --width 2048 --device cuda    # goal: 60 s on one H200
+
+``--stages`` prints the seconds of each run, too, for each rung in the order in which they ended. Before the first rung
+of a process are its preparation and the uncompiled runs, or the wait for the process that makes them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import os
 import platform
 import tempfile
 import time
+from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +61,8 @@ def ended(store: Store, spec: TrainSpec | CompileSpec) -> Job:
     return job
 
 
-def check(store: Store, fields: dict[str, Any]) -> dict[str, float]:
-    """Run one check; return its seconds by phase."""
+def check(store: Store, fields: dict[str, Any], *, stages: bool = False) -> dict[str, float]:
+    """Run one check; return its seconds by phase. Print its ``stages`` if they are wanted."""
     asked = time.time()
     job = ended(store, CompileSpec.model_validate(fields))
     assert job.ended_at is not None
@@ -65,9 +70,24 @@ def check(store: Store, fields: dict[str, Any]) -> dict[str, float]:
     for sentence in (job.result or {}).get("summary", ()):  # a rung that is stopped is not timed
         print(f"  {sentence}", flush=True)
     events: list[dict[str, Any]] = [item.event for item in store.events.page(job_id, after="0-0", limit=1000).items]
-    spans = {each["name"]: each["end"] - each["start"] for each in events if each["type"] == "span"}
+    rungs = [each for each in events if each["type"] == "span"]
+    for line in stage_lines(rungs) if stages else ():
+        print(line, flush=True)
+    spans = {each["name"]: each["end"] - each["start"] for each in rungs}
     phases = {each.name: each.seconds for each in job.phases}
     return {"all": job.ended_at.timestamp() - asked, **phases, **spans}
+
+
+def stage_lines(rungs: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each stage of each rung, from when the rung began, then the sums over all processes."""
+    found, sums = [], Counter[str]()
+    first = min((each["start"] for each in rungs), default=0.0)
+    for each in sorted(rungs, key=itemgetter("end")):
+        found.append(f"{each['name']}: from {each['start'] - first:.1f} to {each['end'] - first:.1f} s")
+        runs: dict[str, float] = (each.get("detail") or {}).get("runs", {})
+        found += [f"    {seconds:6.2f}  {name}" for name, seconds in runs.items()]
+        sums.update({name.rpartition(": ")[2]: seconds for name, seconds in runs.items()})  # type: ignore[arg-type]
+    return [*found, "all processes:", *(f"    {seconds:6.2f}  {name}" for name, seconds in sums.most_common())]
 
 
 def table(checks: list[dict[str, float]]) -> str:
@@ -84,6 +104,7 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=30.0, help="seconds before the first job")
     parser.add_argument("--layers", type=int, help="of a language model, instead of the perceptron")
     parser.add_argument("--width", type=int, default=512, help="of the language model")
+    parser.add_argument("--stages", action="store_true", help="print what each rung spent its time on")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder  # where the host keeps an owner's compiled code
@@ -94,7 +115,7 @@ def main() -> None:
             if options.layers:
                 fields = language_model(store, options.device, options.layers, options.width)
             for _ in range(options.checks):
-                found.append(check(store, fields))
+                found.append(check(store, fields, stages=options.stages))
                 print(f"{found[-1]['all']:.1f} s", flush=True)
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     where = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()

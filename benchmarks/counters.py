@@ -28,8 +28,8 @@ from benchmarks.recording_reporter import RecordingReporter
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.train import CountersSpec, TrainSpec
+from service.objectives import Objective
 from service.training.loop import Loop
-from service.training.objective import Objective
 from service.training.setup import prepare
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -114,6 +114,7 @@ def _pipeline(pp: int, schedule: str, **changes: Any) -> Row:
 
 
 FSDP1 = Row("fsdp1", {"dp_shard": 1})
+FSDP2 = Row("fsdp2", {"dp_shard": 2})
 FSDP4 = Row("fsdp4", {"dp_shard": 4})
 TP2 = Row("tp2xfsdp2", {"dp_shard": 2, "tp": 2}, micro=4)
 TP4 = Row("tp4", {"tp": 4}, micro=4, bf16_state=True)
@@ -123,6 +124,10 @@ ROWS = {
         FSDP1,
         _eager(FSDP1),
         replace(FSDP1, name="fsdp1-float8", float8=True, micro=4),
+        FSDP2,
+        replace(FSDP2, name="fsdp2-float8", float8=True, micro=4),
+        Row("tp2", {"tp": 2}, micro=4, bf16_state=True),
+        Row("pp2-1f1b", {"pp": 2}, bf16_state=True),
         FSDP4,
         _eager(FSDP4),
         replace(FSDP4, name="fsdp4-float8", float8=True, micro=4),

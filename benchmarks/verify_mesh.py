@@ -53,7 +53,18 @@ def transformer(mesh: Mesh, device: torch.device, given: argparse.Namespace) -> 
     return AfterEmbedding(module, tokens), (tokens, dim), 1e-4
 
 
-CASES: Mapping[str, Callable[[Mesh, torch.device, argparse.Namespace], Made]] = {"mlp": mlp, "transformer": transformer}
+def too_wide(mesh: Mesh, device: torch.device, given: argparse.Namespace) -> Made:
+    """One hidden layer of 160 GiB of weights, which two devices hold and one does not."""
+    narrow, wide = (64, 2**15) if given.small else (2**13, 5 * 2**20)
+    config = MlpConfig(in_features=narrow, hidden=(wide,), out_features=16)
+    return build(config, mesh, device=device), (narrow,), 1e-4
+
+
+CASES: Mapping[str, Callable[[Mesh, torch.device, argparse.Namespace], Made]] = {
+    "mlp": mlp,
+    "transformer": transformer,
+    "too-wide": too_wide,
+}
 
 
 def measure(name: str, mesh: Mesh, device: torch.device, given: argparse.Namespace) -> None:
@@ -96,7 +107,7 @@ def _timed(bound: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=["mlp", "transformer"])
     parser.add_argument("--small", action="store_true")
     for name, default in (("--dim", 3072), ("--layers", 1), ("--tokens", 4)):
         parser.add_argument(name, type=int, default=default, help="of the transformer")

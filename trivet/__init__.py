@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trivet.async_client import AsyncClient
     from trivet.client import Client
-    from trivet.errors import Refused, TrivetError, Unreachable
+    from trivet.errors import JobFailed, ModuleRefused, Refused, TrivetError, Unreachable
 
-__all__ = ["AsyncClient", "Client", "Refused", "TrivetError", "Unreachable"]
+__all__ = ["AsyncClient", "Client", "JobFailed", "ModuleRefused", "Refused", "TrivetError", "Unreachable"]
 
 _HOMES = {
     "AsyncClient": "trivet.async_client",
     "Client": "trivet.client",
+    "JobFailed": "trivet.errors",
+    "ModuleRefused": "trivet.errors",
     "Refused": "trivet.errors",
     "TrivetError": "trivet.errors",
     "Unreachable": "trivet.errors",

@@ -91,6 +91,8 @@ class AsyncClient:
     artifacts = _twin(Client.artifacts)
     download = _twin(Client.download)
     upload = _twin(Client.upload)
+    verify = _twin(Client.verify)
+    compile_check = _twin(Client.compile_check)
     follow = _stream(Client.follow)
     follow_all = _stream(Client.follow_all)
     logs = _stream(Client.logs)

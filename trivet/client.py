@@ -30,6 +30,7 @@ from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
 from trivet.errors import Refused, Unreachable
 from trivet.file_calls import FileCalls
 from trivet.follow import follow
+from trivet.live_modules import ModuleCalls
 from trivet.resources import AccountsResource, AuditResource, HostCalls, KeysResource, ProjectsResource, lines_of
 from trivet.webhooks import WebhooksResource
 
@@ -43,7 +44,7 @@ _CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
 """The service reads a job's files before it answers, within limits of its own."""
 
 
-class Client(FileCalls, HostCalls):
+class Client(FileCalls, HostCalls, ModuleCalls):
     """A Trivet service. ``url`` and ``key`` default to ``TRIVET_URL`` and ``TRIVET_KEY``; without either, it is the
     service of the data folder, by the socket there (``unix:///folder/api.sock``).
 
@@ -324,7 +325,7 @@ class Client(FileCalls, HostCalls):
         return [WebhookDelivery.model_validate(item) for item in answer["items"]]
 
     def kinds(self) -> Kinds:
-        """List the kinds of jobs, and the families, sources, objectives and programs that they can name."""
+        """List the kinds of jobs, and what they can name: families, sources, objectives, optimizers and so on."""
         from service.jobs.kinds.listing import Kinds  # noqa: PLC0415 - as above
 
         return Kinds.model_validate(self._connection.json("GET", "/v1/kinds"))

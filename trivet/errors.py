@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from service.jobs.records import Job
+
 
 class TrivetError(Exception):
     """Any failure that this package reports."""
@@ -40,3 +42,16 @@ class Refused(TrivetError):  # noqa: N818
     def after(self, seconds: float) -> Refused:
         """Return the same refusal with the time spent on the call."""
         return Refused(self.status, self.title, f"{self.detail}; tried for {seconds:.0f} s", self.errors)
+
+
+class ModuleRefused(TrivetError):  # noqa: N818
+    """The module cannot be exported as it is; the message names the part of it, and its line."""
+
+
+class JobFailed(TrivetError):  # noqa: N818
+    """The job about a module did not succeed; ``job`` has why."""
+
+    def __init__(self, job: Job) -> None:
+        said = job.error.message if job.error else "it gave no reason"
+        super().__init__(f"job {job.id} has ended as {job.state}: {said}")
+        self.job = job

@@ -41,7 +41,7 @@ def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
         chosen = environment.get("CUDA_VISIBLE_DEVICES")
         if chosen is None:
             return tuple(_name(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount()))
-        return _chosen(chosen)
+        return _read_visible(chosen)
     finally:
         pynvml.nvmlShutdown()
 
@@ -88,7 +88,7 @@ def oom_kills() -> int:
     return int(counters.get("oom_kill", 0))
 
 
-def _chosen(entries: str) -> tuple[str, ...]:
+def _read_visible(entries: str) -> tuple[str, ...]:
     names: list[str] = []
     for entry in entries.split(","):
         try:

@@ -34,7 +34,7 @@ class AuditQueue:
         try:
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
-                error = await self._written([record for records, _ in waiting for record in records])
+                error = await self._write_entries([record for records, _ in waiting for record in records])
                 for written in (written for _, written in waiting if not written.done()):
                     if error is None:
                         written.set_result(None)
@@ -43,7 +43,7 @@ class AuditQueue:
         finally:
             self._writing = None
 
-    async def _written(self, records: list[AuditRecord]) -> Exception | None:
+    async def _write_entries(self, records: list[AuditRecord]) -> Exception | None:
         """Write entries; return why they could not be written."""
         try:
             if len(records) > _MOST_IN_LOOP or not await in_loop(self._log.append_at_once, records):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
@@ -112,3 +113,10 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{path}.{name}" if path else str(name))
     elif value is not None:
         yield path, value
+
+
+def json_number(value: float | None) -> float | str:
+    """Return a value as protobuf's JSON has it, which writes those that are not finite as text."""
+    if value is None or math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else f"{'-' if value < 0 else ''}Infinity"

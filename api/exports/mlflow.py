@@ -7,14 +7,13 @@ It does not use the client library, which would resolve the server's name again 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from api.exports.base import ExportedJob
+from api.exports.base import ExportedJob, json_number
 from api.exports.server import Answer, ExportFailed, ExportServer
 from service.jobs.records import Job
 
@@ -119,10 +118,7 @@ def _metrics(told: ExportedJob) -> Iterator[dict[str, Any]]:
 
 
 def _metric(name: str, value: float | None, at: int, step: int) -> dict[str, Any]:
-    """Return one point; a value that is not finite is written as protobuf's JSON has it."""
-    finite = value is not None and math.isfinite(value)
-    number = value if finite else "NaN" if value is None or math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
-    return {"key": _key(name), "value": number, "timestamp": at, "step": step}
+    return {"key": _key(name), "value": json_number(value), "timestamp": at, "step": step}
 
 
 def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:

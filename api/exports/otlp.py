@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from api.exports.base import ExportedJob
+from api.exports.base import ExportedJob, json_number
 from api.exports.server import ExportFailed, ExportServer
 
 _MOST_POINTS = 2000
@@ -45,16 +44,13 @@ def _requests(told: ExportedJob) -> Iterator[list[dict[str, Any]]]:
 def _series(told: ExportedJob) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
     for name, points in told.metrics().items():
         yield name, (_point(value, when, step) for step, (when, value) in points.items())
-    at = _ended(told).timestamp()
+    at = _end_time(told).timestamp()
     for name, value in told.results().items():
         yield f"result.{name}", iter([_point(value, at, None)])
 
 
 def _point(value: float | None, when: float, step: int | None) -> dict[str, Any]:
-    """Return a data point; a value that is not finite is written as protobuf's JSON has it."""
-    finite = value is not None and math.isfinite(value)
-    number = value if finite else "NaN" if value is None or math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
-    point = {"timeUnixNano": str(round(when * 1e9)), "asDouble": number}
+    point = {"timeUnixNano": str(round(when * 1e9)), "asDouble": json_number(value)}
     return point if step is None else {**point, "attributes": [{"key": "step", "value": {"intValue": str(step)}}]}
 
 
@@ -66,7 +62,7 @@ def _log_record(told: ExportedJob) -> dict[str, Any]:
     said |= {f"result.{name}": value for name, value in told.findings().items()}
     said |= {f"artifact.{each.name}": each.sha256 for each in told.store.artifacts.list(job.id)}
     return {
-        "timeUnixNano": str(round(_ended(told).timestamp() * 1e9)),
+        "timeUnixNano": str(round(_end_time(told).timestamp() * 1e9)),
         "severityNumber": number,
         "severityText": text,
         "body": {"stringValue": f"job {job.id} {job.state}"},
@@ -78,7 +74,7 @@ def _attributes(values: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"key": name, "value": {"stringValue": value}} for name, value in values.items()]
 
 
-def _ended(told: ExportedJob) -> datetime:
+def _end_time(told: ExportedJob) -> datetime:
     return told.job.ended_at or told.job.created_at
 
 

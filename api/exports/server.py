@@ -92,7 +92,7 @@ class ExportServer:
             method,
             base + path,
             json=json,
-            content=None if content is None else self._checked(content),
+            content=None if content is None else self._limit_chunks(content),
             params=query,
             headers=own,
         )
@@ -108,7 +108,7 @@ class ExportServer:
         finally:
             answer.close()
 
-    def _checked(self, content: Iterable[bytes]) -> Iterator[bytes]:
+    def _limit_chunks(self, content: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in content:
             self.limit.check()
             yield chunk

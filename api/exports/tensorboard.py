@@ -32,14 +32,14 @@ class TensorBoardExporter:
         folder.parent.mkdir(exist_ok=True)
         with atomic_draft(folder) as draft:
             draft.mkdir()
-            _write_events(draft / f"events.out.tfevents.{_ended(told):.0f}.trivet", told)
+            _write_events(draft / f"events.out.tfevents.{_end_time(told):.0f}.trivet", told)
         return str(folder)
 
 
 def _write_events(path: Path, told: ExportedJob) -> None:
     """Write one event file with everything about a job."""
     with path.open("wb") as file:
-        for event in chain([_event(_ended(told), 0, _text_field(3, "brain.Event:2"))], _texts(told), _scalars(told)):
+        for event in chain([_event(_end_time(told), 0, _text_field(3, "brain.Event:2"))], _texts(told), _scalars(told)):
             file.write(_record(event))
 
 
@@ -55,13 +55,13 @@ def _scalars(told: ExportedJob) -> Iterator[bytes]:
         yield _event(times[step], step, _field(5, b"".join(steps[step])))
     if results := told.results():
         values = b"".join(_scalar(f"result/{name}", value) for name, value in results.items())
-        yield _event(_ended(told), max(steps, default=0), _field(5, values))
+        yield _event(_end_time(told), max(steps, default=0), _field(5, values))
 
 
 def _texts(told: ExportedJob) -> Iterator[bytes]:
     facts = told.facts() | {f"result.{name}": value for name, value in told.findings().items()}
     for name, what in (("spec", told.job.spec), ("facts", facts)):
-        yield _event(_ended(told), 0, _field(5, _text(name, _indented(what))))
+        yield _event(_end_time(told), 0, _field(5, _text(name, _indented(what))))
 
 
 def _indented(value: object) -> str:
@@ -69,7 +69,7 @@ def _indented(value: object) -> str:
     return "\n".join(f"    {line}" for line in json.dumps(value, indent=2, ensure_ascii=False).splitlines())
 
 
-def _ended(told: ExportedJob) -> float:
+def _end_time(told: ExportedJob) -> float:
     return (told.job.ended_at or told.job.created_at).timestamp()
 
 

@@ -31,6 +31,15 @@ _DETAILS = {
     413: "the body is larger than {limit} bytes, the limit of this address ({setting})",
     416: "the requested range is outside the file",
 }
+_CONFLICT = 409, "the request conflicts with the present state"
+_REFUSALS: dict[type[Exception], tuple[int, str]] = {
+    NotFound: (404, "there is no such resource"),
+    Conflict: _CONFLICT,
+    Superseded: _CONFLICT,
+    OverQuota: (429, ""),
+    TooLarge: (413, ""),
+}
+"""The status of each refusal, and its detail if the error has no words."""
 
 
 def install(app: FastAPI) -> None:
@@ -39,11 +48,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Rejected, _rejected)
-    app.add_exception_handler(NotFound, _not_found)
-    app.add_exception_handler(Conflict, _conflict)
-    app.add_exception_handler(Superseded, _conflict)
-    app.add_exception_handler(OverQuota, _over_quota)
-    app.add_exception_handler(TooLarge, _too_large)
+    for refusal in _REFUSALS:
+        app.add_exception_handler(refusal, _refused)
     app.add_exception_handler(StoreUnavailable, _unavailable)
     app.add_exception_handler(BrokerCannotWrite, _not_writable)
     app.add_exception_handler(CheckUnavailable, _unchecked)
@@ -106,42 +112,35 @@ def _rejected(request: Request, error: Exception) -> Response:
     return respond(422, summary(errors), errors=errors)
 
 
-def _not_found(request: Request, error: Exception) -> Response:
-    return respond(404, str(error) or "there is no such resource")
-
-
-def _over_quota(request: Request, error: Exception) -> Response:
-    return respond(429, str(error))
-
-
-def _conflict(request: Request, error: Exception) -> Response:
-    return respond(409, str(error) or "the request conflicts with the present state")
-
-
-def _too_large(request: Request, error: Exception) -> Response:
-    return respond(413, str(error))
+def _refused(request: Request, error: Exception) -> Response:
+    status, otherwise = next(answer for kind, answer in _REFUSALS.items() if isinstance(error, kind))
+    return respond(status, str(error) or otherwise)
 
 
 def _unavailable(request: Request, error: Exception) -> Response:
     log.warning("the broker is out of reach: %s", error)
     context_of(request.app).monitor.meter.count("trivet_broker_failures_total")
-    return respond(503, "the broker is out of reach; try again", headers={"Retry-After": "2"})
+    return _try_again("the broker is out of reach; try again")
 
 
 def _not_writable(request: Request, error: Exception) -> Response:
     log.error("%s", error)
     context_of(request.app).monitor.meter.count("trivet_broker_failures_total")
-    return respond(503, f"{error}; reads are answered", headers={"Retry-After": "2"})
+    return _try_again(f"{error}; reads are answered")
 
 
 def _without_objects(request: Request, error: Exception) -> Response:
     log.error("%s", error)
-    return respond(503, "the object store of this service does not answer; try again", headers={"Retry-After": "2"})
+    return _try_again("the object store of this service does not answer; try again")
 
 
 def _unchecked(request: Request, error: Exception) -> Response:
     log.warning("%s", error)
-    return respond(503, "the job could not be checked; try again", headers={"Retry-After": "2"})
+    return _try_again("the job could not be checked; try again")
+
+
+def _try_again(detail: str) -> Response:
+    return respond(503, detail, headers={"Retry-After": "2"})
 
 
 def _system(request: Request, error: Exception) -> Response:

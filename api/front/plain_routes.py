@@ -130,7 +130,7 @@ def _submission(scope: Scope, store: Store, content: bytes) -> Submission | None
     try:
         key = admit_ahead(scope, store, "submit")
         spec = None if key is None else spec_adapter.validate_python(loads(content))
-        if key is None or spec is None or spec.sweep is not None or spec.dependencies():
+        if key is None or spec is None or spec.stands_for_others or spec.dependencies():
             return None
         submission = store.jobs.submission(spec, key.name, project=key.project or DEFAULT_PROJECT)
     except (ValueError, RecursionError, StoreUnavailable):

@@ -94,7 +94,7 @@ class Apart:
                             await process.wait()
                 finally:
                     self._client = None
-                    await _ended(process)
+                    await _end_process(process)
             log.warning("the process for expensive answers ended with %s; starting another", process.returncode)
             await asyncio.sleep(_PAUSE_S)
 
@@ -117,7 +117,7 @@ def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     return {**ours, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-async def _ended(process: Process) -> None:
+async def _end_process(process: Process) -> None:
     """End a process: it ends with its input, and at once when that takes too long."""
     assert process.stdin is not None
     process.stdin.close()

@@ -28,6 +28,7 @@ from api.requests.problems import (
     respond,
     summary,
 )
+from api.requests.several import Several, several_of
 from api.requests.strict_json import StrictRoute, loads
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "PageCursor",
     "ProblemDetails",
     "ProblemError",
+    "Several",
     "StrictRoute",
     "TargetProject",
     "Types",
@@ -53,6 +55,7 @@ __all__ = [
     "refused_key",
     "respond",
     "resume_point",
+    "several_of",
     "split_ids",
     "stream_id",
     "summary",

@@ -141,11 +141,11 @@ def echo(value: Any) -> Any:
         text = json.dumps(value, default=str, allow_nan=False)
         value = json.loads(text)
     except (ValueError, RecursionError):
-        text = value = _shown(value)
+        text = value = _show_value(value)
     return value if len(text) <= _LONGEST_ECHO else f"{text[:_LONGEST_ECHO]}…"
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     try:
         return str(value)
     except (ValueError, RecursionError):  # an integer with too many digits, or lists nested too deeply

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, status
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, Field
 
 from api.callers import Admin, StoreDep, audit
 from api.requests import StrictRoute
@@ -14,10 +14,8 @@ from service.jobs.records import ServiceAccount
 router = APIRouter(tags=["accounts"], route_class=StrictRoute)
 
 
-class NewAccount(BaseModel):
+class NewAccount(BaseModel, extra="forbid"):
     """The name of a program, and the role of its keys."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: KeyName
     scopes: list[Scope] = Field(default=["submit"], min_length=1, max_length=3)
@@ -26,10 +24,8 @@ class NewAccount(BaseModel):
     )
 
 
-class NewAccountKey(BaseModel):
+class NewAccountKey(BaseModel, extra="forbid"):
     """How long a key of an account works."""
-
-    model_config = ConfigDict(extra="forbid")
 
     expires_at: AwareDatetime | None = Field(
         None, description="when the key stops working; when absent, as late as the service allows"

@@ -20,16 +20,18 @@ router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 MOST_JOBS = 1000
 
 
-def _without_sweep(spec: CommonSpec) -> CommonSpec:
+def _for_itself(spec: CommonSpec) -> CommonSpec:
     if spec.sweep is not None:
         raise disagreement("sweep", "a sweep is submitted by itself", None, "none in a batch")
+    if spec.stands_for_others:
+        raise disagreement("kind", f"a {spec.kind} is submitted by itself", spec.kind, "none in a batch")
     return spec
 
 
 class Batch(Strict):
     """Specs to submit together."""
 
-    jobs: Annotated[list[Annotated[JobSpec, AfterValidator(_without_sweep)]], Field(min_length=1, max_length=MOST_JOBS)]
+    jobs: Annotated[list[Annotated[JobSpec, AfterValidator(_for_itself)]], Field(min_length=1, max_length=MOST_JOBS)]
 
     @model_validator(mode="wrap")
     @classmethod

@@ -19,7 +19,7 @@ from api.requests import (
     TargetProject,
     from_refusals,
     from_validation,
-    sweeps,
+    several_of,
 )
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plugins import CommonSpec
@@ -57,7 +57,9 @@ class CheckedDraft(BaseModel):
     spec: Any = Field(None, description="the parsed text; null if it cannot be read")
     body: str | None = Field(None, description="the same as JSON, to be submitted when there are no errors")
     errors: list[DraftError] = Field(description="why a submission would be refused; empty if it would be accepted")
-    jobs: int | None = Field(None, description="number of jobs: with `sweep`, one for each combination")
+    jobs: int | None = Field(
+        None, description="number of jobs: with `sweep` one for each combination, of a chain those that it names"
+    )
     ranks: int | None = Field(None, description="devices that each job takes")
     plan: Plan | None = Field(None, description="the schedule of a pipeline, in units of one forward of a stage")
 
@@ -86,30 +88,28 @@ async def check_draft(
         spec = spec_adapter.validate_python(told.spec)
     except ValidationError as error:
         located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        return told.model_copy(update={"errors": _placed(from_validation(located, _LOCATOR), read)})
+        return told.model_copy(update={"errors": _place_errors(from_validation(located, _LOCATOR), read)})
     told.ranks = spec.parallel.world_size
-    told.jobs, errors = await _checked(spec, chosen, key, store=store, checker=checker)
-    told.errors = _placed(errors, read)
+    told.jobs, errors = await _check_spec(spec, chosen, key, store=store, checker=checker)
+    told.errors = _place_errors(errors, read)
     if not errors and isinstance(spec, TrainSpec) and spec.parallel.pp > 1:
         planned = await checker.answer(PlanRequest(spec=spec.model_dump_json(by_alias=True)), key.owner)
         told.plan = _PLAN.validate_json(planned)
     return told
 
 
-async def _checked(
+async def _check_spec(
     spec: CommonSpec, project: str, key: ApiKey, *, store: Store, checker: Checker
 ) -> tuple[int, list[FieldError]]:
     """Return the number of a spec's jobs, and why they would be refused."""
     try:
-        if spec.sweep is None:
+        if not spec.stands_for_others:
             submission = await run_in_threadpool(store.jobs.submission, spec, key.name, project=project)
             asked = await run_in_threadpool(store.jobs.check_request, [submission])
             return 1, from_refusals(await checker.problems(asked, key.owner))
-        children = await run_in_threadpool(sweeps.children_of, spec)
-        asked = await run_in_threadpool(
-            store.jobs.check_specs, {str(index): child for index, (_, child) in enumerate(children)}, {project}
-        )
-        return len(children), sweeps.refusals(spec, children, await checker.problems(asked, key.owner))
+        several = await run_in_threadpool(several_of, spec)
+        asked = await run_in_threadpool(several.request, store, project)
+        return several.count, several.refusals(await checker.problems(asked, key.owner))
     except Rejected as error:
         return 0, from_refusals(error.problems)
     except ProblemError as error:
@@ -118,7 +118,7 @@ async def _checked(
         return 0, list(error.errors)
 
 
-def _placed(errors: list[FieldError], read: ReadDocument) -> list[DraftError]:
+def _place_errors(errors: list[FieldError], read: ReadDocument) -> list[DraftError]:
     """Return the errors with the place in the text of each field, or of the field around it."""
     placed = []
     for error in errors:

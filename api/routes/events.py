@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from api.callers import Caller, HubDep, ReadableJob, Reader, StoreDep, visible_job
@@ -22,10 +22,8 @@ router = APIRouter(tags=["events"])
 _MAX_JOBS = 100
 
 
-class EventItem(BaseModel):
+class EventItem(BaseModel, extra="allow"):
     """An event with its position. The other fields depend on the type."""
-
-    model_config = ConfigDict(extra="allow")
 
     id: str
     job: str

@@ -32,8 +32,8 @@ from api.requests import (
     TargetProject,
     invalid,
     refused_key,
+    several_of,
     split_ids,
-    sweeps,
 )
 from api.server import V1
 from api.streams import sse
@@ -65,12 +65,12 @@ async def submit_job(
     idempotency_key: IdempotencyKey = None,
     project: TargetProject = None,
 ) -> Job:
-    """Submit a job, or with `sweep` a job for each combination of values, whose parent is then the answer.
-    After a 201 they survive any crash.
+    """Submit a job, or with `sweep` a job for each combination of values, or with `kind: chain` jobs that name each
+    other; the parent of several is then the answer. After a 201 they survive any crash.
     """
     chosen = target_project(key, project)
     submission = await in_loop(store.jobs.submission, body, key.name, idempotency_key, project=chosen)
-    submit = submit_one if body.sweep is None else _submit_sweep
+    submit = _submit_several if body.stands_for_others else submit_one
     try:
         job, created = await submit(submission, store=store, checker=checker, request=request)
     except Conflict as conflict:
@@ -95,18 +95,17 @@ async def submit_one(submission: Submission, *, store: Store, checker: Checker, 
     return await in_loop(store.jobs.accept, submission)
 
 
-async def _submit_sweep(
+async def _submit_several(
     submission: Submission, *, store: Store, checker: Checker, request: Request
 ) -> tuple[Job, bool]:
-    """Submit a sweep; return its parent, and whether it is new."""
+    """Submit a sweep or a chain; return its parent, and whether it is new."""
     if (known := await in_loop(store.jobs.known, submission)) is not None:
         return known, False
-    children = await run_in_threadpool(sweeps.children_of, submission.spec)
-    specs = {str(index): spec for index, (_, spec) in enumerate(children)}
-    asked = await run_in_threadpool(store.jobs.check_specs, specs, {submission.project})
+    several = await run_in_threadpool(several_of, submission.spec)
+    asked = await run_in_threadpool(several.request, store, submission.project)
     if problems := await while_connected(request, checker.problems(asked, submission.checked_for)):
-        raise invalid(sweeps.refusals(submission.spec, children, problems))
-    return await run_in_threadpool(store.sweeps.accept, submission, children)
+        raise invalid(several.refusals(problems))
+    return await run_in_threadpool(several.accept, store, submission)
 
 
 async def _filter(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Request, status
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AwareDatetime, BaseModel, Field, StringConstraints
 
 from api.callers import Admin, Reader, StoreDep, audit, granted
 from api.requests import ProblemError, StrictRoute
@@ -18,10 +18,8 @@ _LONGEST_GRACE_S = 30 * 86_400.0
 KeyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$")]
 
 
-class NewKey(BaseModel):
+class NewKey(BaseModel, extra="forbid"):
     """The owner of a key, and what it may do. Keys of one name own the same jobs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: KeyName
     scopes: list[Scope] = Field(default=["read"], min_length=1, max_length=3)
@@ -34,10 +32,8 @@ class NewKey(BaseModel):
     )
 
 
-class Rotation(BaseModel):
+class Rotation(BaseModel, extra="forbid"):
     """Terms by which a successor replaces a key."""
-
-    model_config = ConfigDict(extra="forbid")
 
     grace_s: float = Field(
         86_400.0, ge=0, le=_LONGEST_GRACE_S, description="seconds for which the old secret still works"

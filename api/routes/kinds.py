@@ -16,8 +16,8 @@ router = APIRouter(tags=["kinds"])
 
 @router.get("/kinds")
 def list_kinds(key: Reader) -> Kinds:
-    """List everything that a spec can name: kinds of jobs, model families, data sources, objectives and
-    programs, with their packages.
+    """List everything that a spec can name: kinds of jobs, model families, data sources, objectives, optimizers,
+    schedules and programs, with their packages.
     """
     return all_kinds()
 

@@ -99,7 +99,7 @@ async def get_job_logs(
         lines = await run_in_threadpool(_newest, newest, wanted, tail)
     else:
         found = history.events(store, settings.layout, job.id, _LOGS, attempt=attempt, check=staying)
-        lines = while_staying(map(_as_line, filter(wanted, _kept(found))))
+        lines = while_staying(map(_as_line, filter(wanted, _leave_out_live(found))))
     if format == "jsonl":
         written = (f"{line.model_dump_json()}\n" for line in lines)
         return StreamingResponse(_together(written), media_type="application/x-ndjson")
@@ -131,7 +131,7 @@ class _Wanted:
         )
 
 
-def _kept(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _leave_out_live(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Leave out events that only tell followers about lines that they did not get."""
     return (event for event in events if not event.get("live"))
 
@@ -142,7 +142,7 @@ def _as_line(event: dict[str, Any]) -> LogLine:
 
 def _newest(newest_first: Iterable[dict[str, Any]], wanted: _Wanted, count: int) -> list[LogLine]:
     """Return the last requested lines without reading those before them."""
-    found = within(filter(wanted, _kept(newest_first)), _TAIL_BYTES)
+    found = within(filter(wanted, _leave_out_live(newest_first)), _TAIL_BYTES)
     return [_as_line(event) for event in islice(found, count)][::-1]
 
 

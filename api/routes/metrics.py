@@ -89,7 +89,7 @@ def compare_metrics(
     """Return some metrics of several jobs, to draw on one axis, and the names of all metrics of each."""
     wanted = tuple(name.strip() for name in names.split(",") if name.strip())
     found = []
-    for job in _named(store, split_ids(ids), JobFilter(visible_to=key.project)):
+    for job in _find_named_jobs(store, split_ids(ids), JobFilter(visible_to=key.project)):
         of_job = _curves(store, settings.layout, job, max_points, frozenset(wanted), check=staying, all_names=True)
         known, curves = of_job
         chosen = {name: curves[name] for name in wanted if name in curves}
@@ -97,7 +97,7 @@ def compare_metrics(
     return CurvesOfJobs(items=found)
 
 
-def _named(store: Store, ids: Sequence[str], filters: JobFilter) -> Iterator[ListedJob]:
+def _find_named_jobs(store: Store, ids: Sequence[str], filters: JobFilter) -> Iterator[ListedJob]:
     """Yield the jobs that exist and match, in order, over any number of pages."""
     cursor: str | None = None
     while True:
@@ -205,19 +205,19 @@ def collect(
 
 
 def _thin_in_place(points: Points, max_points: int) -> None:
-    kept = set(_kept(points, max_points))
+    kept = set(_choose_steps(points, max_points))
     for step in [step for step in points if step not in kept]:
         del points[step]
 
 
-def _kept(points: Points, max_points: int) -> list[int]:
+def _choose_steps(points: Points, max_points: int) -> list[int]:
     """Return the steps to show."""
     steps = sorted(points)
     return [steps[index] for index in downsample([points[step][1] for step in steps], max_points)]
 
 
 def _thin(points: Points, max_points: int) -> MetricSeries:
-    kept = _kept(points, max_points)
+    kept = _choose_steps(points, max_points)
     return MetricSeries(step=kept, time=[points[step][0] for step in kept], value=[points[step][1] for step in kept])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, status
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from api.callers import Admin, ChangeableJob, MaintainedProject, ReadableProject, Reader, StoreDep, audit
 from api.requests import StrictRoute
@@ -18,36 +18,28 @@ router = APIRouter(tags=["projects"], route_class=StrictRoute)
 _Owner = Annotated[KeyName, Path(description="the name of the member's keys")]
 
 
-class NewProject(BaseModel):
+class NewProject(BaseModel, extra="forbid"):
     """A new project, which can own keys, jobs and uploads."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: ProjectName
     description: str = Field("", max_length=LONGEST_DESCRIPTION)
 
 
-class ProjectChange(BaseModel):
+class ProjectChange(BaseModel, extra="forbid"):
     """Changes to a project; absent fields stay."""
-
-    model_config = ConfigDict(extra="forbid")
 
     description: str | None = Field(None, max_length=LONGEST_DESCRIPTION)
     quotas: Quotas = Field(Quotas(), description="only the given ones change; null removes one")
 
 
-class MemberRole(BaseModel):
+class MemberRole(BaseModel, extra="forbid"):
     """A member's role: read; also submit; also change all jobs and the members."""
-
-    model_config = ConfigDict(extra="forbid")
 
     role: Role
 
 
-class ShareWith(BaseModel):
+class ShareWith(BaseModel, extra="forbid"):
     """The project whose members may read a job and what it produces."""
-
-    model_config = ConfigDict(extra="forbid")
 
     project: ProjectName
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Security, status
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from api.callers import Caller, ReadableJob, StoreDep, Submitter, audit, authenticated, target_project
 from api.requests import StrictRoute, TargetProject
@@ -20,10 +20,8 @@ router = APIRouter(tags=["webhooks"], route_class=StrictRoute)
 Maintainer = Annotated[Caller, Security(authenticated, scopes=["admin"])]
 
 
-class NewWebhook(BaseModel):
+class NewWebhook(BaseModel, extra="forbid"):
     """A new webhook: its URL, and what it reports."""
-
-    model_config = ConfigDict(extra="forbid")
 
     url: str = Field(max_length=2000, description="https:// URL that takes a POST")
     states: list[JobState] = Field(

@@ -44,7 +44,7 @@ class _EventStream:
         yield frames.RETRY
         clock = asyncio.get_running_loop().time
         sent_at = clock()
-        async for found in self._found():
+        async for found in self._follow_events():
             # Events of other types than the client's do not end a silence.
             chunk = found or (frames.PING if clock() - sent_at >= self.hub.settings.ping_s else b"")
             if chunk:
@@ -52,7 +52,7 @@ class _EventStream:
                 sent_at = clock()
         yield frames.BYE if self.hub.closing.is_set() or self.subscription.revoked else frames.END
 
-    async def _found(self) -> AsyncIterator[bytes]:
+    async def _follow_events(self) -> AsyncIterator[bytes]:
         """Yield events and gaps as they arrive, and an empty item after a silence."""
         subscription, checked = self.subscription, False
         while not self.hub.closing.is_set() and not subscription.revoked:
@@ -60,7 +60,7 @@ class _EventStream:
                 checked = False
                 if found := subscription.take():
                     yield found
-                elif self._ended:
+                elif self._has_ended:
                     return
                 else:
                     await self._woken()
@@ -95,7 +95,7 @@ class _EventStream:
                 await self.subscription.wake.wait()
 
     @property
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         """Return whether nothing can follow because every job has ended. A stream over all jobs never ends."""
         subscription = self.subscription
         known = subscription.states

@@ -100,7 +100,7 @@ def expectations_of(graph: Graph) -> dict[str, Expectation]:
             continue
         first, places = held[node.inputs[0]]
         if isinstance(OPERATORS[node.operator], _MOVES):
-            held[node.name] = first, _moved(node, places)
+            held[node.name] = first, _move_places(node, places)
         else:
             for each in _sums(graph, node, places.reshape(node.input_shapes[0])):
                 summed = _expectation(softmaxes[first], nodes[first], each)
@@ -109,7 +109,7 @@ def expectations_of(graph: Graph) -> dict[str, Expectation]:
     return found
 
 
-def _moved(node: Node, places: Tensor) -> Tensor:
+def _move_places(node: Node, places: Tensor) -> Tensor:
     device = next((each.device for each in node.arguments.values() if isinstance(each, Tensor)), places.device)
     point = Interval.point(places.to(device).reshape(1, *node.input_shapes[0]))
     return OPERATORS[node.operator].interval(node, [point], RankGroup()).lower.flatten().cpu()

@@ -315,8 +315,11 @@ def _domain(node: Node) -> Callable[[Interval], Tensor] | None:
 
 
 def _is_infinity(bounds: Interval) -> Tensor:
-    """Return the entries, bool, that are certainly infinite, such as those of a mask."""
-    return (bounds.lower == bounds.upper) & bounds.lower.isinf()
+    """Return the entries, bool, that are certainly infinite, such as those of a mask. Intervals keep the largest
+    number for the end of an infinity that is nearer to 0.
+    """
+    largest = torch.finfo(bounds.lower.dtype).max
+    return (bounds.lower >= largest) | (bounds.upper <= -largest)
 
 
 def _within_fused(graph: Graph) -> set[str]:
@@ -338,12 +341,12 @@ def _replaced(nodes: Mapping[str, Node], node: Node) -> str | None:
     condition, other = node.arguments.get("condition"), node.arguments.get("other")
     if node.operator != CHOICE or not isinstance(condition, Ref) or not isinstance(other, Ref):
         return None
-    test = _asked(nodes, nodes[condition.name])
+    test = _find_test(nodes, nodes[condition.name])
     asks = test is not None and NumberTest.asks_for_nan(test) and test.arguments["self"] == other
     return other.name if asks and other.name not in node.inputs[1:-1] else None
 
 
-def _asked(nodes: Mapping[str, Node], condition: Node) -> Node | None:
+def _find_test(nodes: Mapping[str, Node], condition: Node) -> Node | None:
     """Return the test whose answer alone is a condition: itself, or half of 1 less than a choice of 1 for yes and 0
     for no.
     """

@@ -133,7 +133,7 @@ class Graph:
         """Return the graph with its constants on a device, floating-point ones in ``dtype`` where it is given."""
         return Graph(
             tuple(
-                replace(node, arguments={name: _moved(value, device, dtype) for name, value in node.arguments.items()})
+                replace(node, arguments={name: _move(value, device, dtype) for name, value in node.arguments.items()})
                 for node in self.nodes
             )
         )
@@ -144,11 +144,11 @@ class Graph:
         return self.nodes[: names.index(name) + 1]
 
 
-def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+def _move(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(value, tuple):
-        return tuple(_moved(item, device, dtype) for item in value)
+        return tuple(_move(item, device, dtype) for item in value)
     if isinstance(value, Repeated):
-        return Repeated(_moved(value.value, device, dtype))
+        return Repeated(_move(value.value, device, dtype))
     if not isinstance(value, Tensor):
         return value
     return value.to(device, dtype if dtype is not None and value.is_floating_point() else value.dtype)

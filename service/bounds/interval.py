@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -88,7 +88,10 @@ class Interval:
         return torch.minimum(torch.maximum(values, self.lower), self.upper)
 
     def least(self, coefficients: Tensor) -> Tensor:
-        """Return the least value of ``coefficients · v`` over the set, ``(batch, rows)``; see :func:`minimum_over`."""
+        """Return the least value of ``coefficients · v`` over the set, ``(batch, rows)``.
+
+        ``coefficients`` is ``(batch or 1, rows, *shape)``.
+        """
         if self.lower.requires_grad or self.upper.requires_grad:
             return fused.least(by_row(coefficients), by_instance(self.centre), by_instance(self.radius))
         return fused.least(by_row(coefficients), *self._middle)
@@ -143,14 +146,3 @@ def sum_above(values: Tensor, more: float) -> Tensor:
     back = total - values
     error = (values - (total - back)) + (more - back)
     return torch.where(error > 0, torch.nextafter(total, torch.full_like(total, torch.inf)), total)
-
-
-Intervals = Mapping[str, Interval]
-
-
-def minimum_over(interval: Interval, coefficients: Tensor) -> Tensor:
-    """Return the least value of ``coefficients · v`` over the box, or over the ball, ``(batch, rows)``.
-
-    ``coefficients`` is ``(batch or 1, rows, *shape)``.
-    """
-    return interval.least(coefficients)

@@ -154,7 +154,7 @@ def leap_over(network: Network, tree: Tree, relaxations: Mapping[str, Relaxed]) 
         if node.name in plain:
             forms[node.name] = _compared(plain[node.name], forms[node.inputs[1]], forms[node.inputs[2]])
         else:
-            forms[node.name] = _moved(network, node, [forms[name] for name in node.inputs])
+            forms[node.name] = _move_entries(network, node, [forms[name] for name in node.inputs])
     return _leap(tree.source, relaxed, forms[tree.nodes[-1].name])
 
 
@@ -186,7 +186,7 @@ def _scaled(shares: Tensor, factor: Tensor) -> Tensor:
     return (shares.reshape(-1, *factor.shape) * factor).reshape(shares.shape)
 
 
-def _moved(network: Network, node: Node, forms: list[_SharesOfEntries]) -> _SharesOfEntries:
+def _move_entries(network: Network, node: Node, forms: list[_SharesOfEntries]) -> _SharesOfEntries:
     most = max(len(form.entry) for form in forms)
     filled = [_filled(form, most) for form in forms]
     entry, lower, upper, above = (

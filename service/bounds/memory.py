@@ -132,6 +132,8 @@ class MemoryShortageError(RefusedError):
     free.
     """
 
+    final = False
+
     def __init__(self, amounts: str, stage: str = "") -> None:
         super().__init__(f"out of memory{f' in {stage}' if stage else ''}: {amounts}")
         self.amounts, self.stage = amounts, stage

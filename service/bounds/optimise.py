@@ -137,6 +137,7 @@ class _ChosenRelaxation(Relaxed):
 
     @backward_rule(GatheredRows)
     def backward_gathered(self, rows: GatheredRows) -> Propagated | None:
+        # The anchor gets its gradient from dense coefficients; gathered rows have none of their own.
         if self.anchor is not None:
             return None
         self._begin(rows.count)
@@ -156,6 +157,7 @@ class _ChosenRelaxation(Relaxed):
         if self.parameters is None:
             self.parameters = tuple(each.clone().requires_grad_() for each in shown.start)
             self.is_shown = True
+        # Only now is it known which places these rows show, and so where their parameters begin.
         elif self.starts_anew:
             self._set(shown.start)
         (values,), bias = shown.member(self.parameters).backward(patches.values)
@@ -315,6 +317,7 @@ class RowOptimiser(SlopeOptimiser):
     def _settle(self, found: Tensor) -> None:
         """Keep the best bounds of entries or rows ``(batch, count)`` from here on."""
         assert self.settled is not None
+        # Mirrored rows are two for each entry, one for each end; with upper bounds beside them, rows are entries.
         self.settled.logical_or_(found if self.above is not None else torch.cat([found, found], dim=1))
 
     def _is_any_free(self) -> bool:
@@ -343,6 +346,7 @@ class RowOptimiser(SlopeOptimiser):
     @torch.no_grad()
     def restart(self) -> None:
         super().restart()
+        # Patches begin anew at their next pass. It is made here, since a record of iterations has no such step.
         if any(chosen.starts_anew for chosen in self.chosen.values()):
             self.backward.lower_bounds(self.start, self.rows)
 

@@ -89,9 +89,9 @@ def entered(graph: Graph, tp_group: RankGroup) -> Graph:
     if tp_group.axis.size == 1:
         return graph
     _check_groups(graph, tp_group)
-    sure = _placed(graph, frozenset())
+    sure = _place_nodes(graph, frozenset())
     differing = _differing([node for node in graph.nodes[1:] if sure[node.name][0] is Placement.REPLICATED], tp_group)
-    found = _placed(graph, differing)
+    found = _place_nodes(graph, differing)
     if found[graph.output.name][1] is Placement.OWN and differing:
         raise UnsupportedModelError(_forgotten(next(node for node in graph.nodes if node.name in differing)))
     return Graph(tuple(_with_copies(graph, found, tp_group)))
@@ -101,7 +101,7 @@ Sides = tuple[Placement, Placement]
 """The placement of a node's inputs, and that of its value."""
 
 
-def _placed(graph: Graph, differing: Set[str]) -> Mapping[str, Sides]:
+def _place_nodes(graph: Graph, differing: Set[str]) -> Mapping[str, Sides]:
     """Return the placements of every node as if replicated values were copied wherever necessary."""
     found: dict[str, Sides] = {graph.input.name: (Placement.REPLICATED, Placement.REPLICATED)}
     for node in graph.nodes[1:]:

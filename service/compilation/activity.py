@@ -15,7 +15,9 @@ from service.compilation.run.observation import RungCase
 from service.jobs.runtime import Reporter
 
 UNCOMPILED, COMPILED = 4, 3
-"""The runs that are announced for a phase's uncompiled program, and for each rung."""
+"""The runs that are announced for a phase's uncompiled program, and for each rung; one that generates code starts
+again from a filled cache.
+"""
 _SHOWN = 2
 """The most processes whose present run is told."""
 
@@ -50,7 +52,9 @@ class Activity:
     def begin(self, process: int, cases: Sequence[RungCase]) -> None:
         """Plan the runs of a process, which begins now."""
         phases = {case.phase for case in cases}
-        self.processes[process] = _ProcessRuns(UNCOMPILED * len(phases) + COMPILED * len(cases), time.monotonic())
+        again = sum(case.rung.generates_code for case in cases)
+        total = UNCOMPILED * len(phases) + COMPILED * len(cases) + again
+        self.processes[process] = _ProcessRuns(total, time.monotonic())
 
     def hear(self, process: int, doing: str) -> None:
         """Report that a process begins a run."""
@@ -89,7 +93,7 @@ class Activity:
         result = climbed.result
         name = result.case.name
         started, ended = climbed.ran or (time.time(),) * 2
-        self.report.span(name, started, ended, {"verdict": result.verdict})
+        self.report.span(name, started, ended, {"verdict": result.verdict, "runs": climbed.runs})
         if result.observation is not None:
             self.report.log(f"{name}: {result.verdict.replace('_', ' ')} after {ended - started:.0f} s")
         self.report.metric(done, metrics(result))

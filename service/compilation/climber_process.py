@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 
 import torch
 
-from service.compilation.forks import FINEST, PLAN, STOP, UNKNOWN, Seat
+from service.compilation.forks import EXCHANGED, FINEST, PLAN, STOP, UNKNOWN, Seat
 from service.compilation.judgement import Result
 from service.compilation.ladder import climb
 from service.compilation.plans import Plan, chosen
 from service.compilation.prepare import Prepared
 from service.compilation.program import Program
+from service.compilation.run.exchange import FileExchange, locked
 from service.compilation.run.observation import RungCase
+from service.compilation.run_seconds import RunSeconds
 from service.jobs.runtime import Stopwatch
 
 PREPARED, TAKES, DOES, BEGINS, CLIMBED = "prepared", "takes", "does", "begins", "climbed"
@@ -36,6 +38,8 @@ class Climbed:
     """Its start and end in Unix seconds; ``None`` if it did not run."""
     stacks: str = ""
     """The stacks of its process, if it was given up."""
+    runs: Mapping[str, float] = field(default_factory=dict)
+    """The seconds of each of its runs, with those of the uncompiled program before the first rung."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,15 @@ class ClimbTask:
 
     def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
         """Climb, and report."""
-        prepared = prepare()
+        runs = RunSeconds(lambda name: seat.tell(DOES, name))
+        with runs.counted("preparing"):
+            prepared = prepare()
         seat.tell(PREPARED, prepared.about)
         plan = replace(
-            prepared.plan, alone=lambda: _measuring_alone(seat.races), tells=lambda name: seat.tell(DOES, name)
+            prepared.plan,
+            alone=lambda: _measuring_alone(seat.races, runs),
+            tells=runs.begin,
+            exchange=FileExchange(seat.races, seat.exchanged, EXCHANGED, partial(runs.counted, "waiting for others")),
         )
         for phase, cases in groupby(self._cases(prepared.program, seat), lambda case: case.phase):
             watch = Stopwatch()
@@ -65,7 +74,7 @@ class ClimbTask:
                 seat.tell(BEGINS, case)
 
             for result in climb(prepared.program, rungs, [phase], plan, is_to_stop, begins=begins):
-                seat.tell(CLIMBED, Climbed(_picklable(result), (watch.began, watch.now)))
+                seat.tell(CLIMBED, Climbed(_picklable(result), (watch.began, watch.now), runs=runs.take()))
                 watch = Stopwatch()
 
     def _cases(self, program: Program, seat: Seat) -> tuple[RungCase, ...]:
@@ -85,14 +94,9 @@ def _room(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
-@contextlib.contextmanager
-def _measuring_alone(races: int) -> Iterator[None]:
+def _measuring_alone(races: int, runs: RunSeconds) -> contextlib.AbstractContextManager[None]:
     """Keep other processes from measuring meanwhile."""
-    fcntl.lockf(races, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.lockf(races, fcntl.LOCK_UN)
+    return locked(races, 0, partial(runs.counted, "waiting to be timed"))
 
 
 def _bytes_of(program: Program) -> int:

@@ -1,8 +1,9 @@
 """Climbs in processes of their own: rungs run side by side on enough cores, and no crash ends the job.
 
-Every process prepares the program anew and runs the uncompiled one itself, so that they share nothing but the device.
-The first of them learns the size of the program: a large one is climbed by one process, or by one for each phase. A
-rung that runs out of memory beside others, or raises outside its run, is tried again without them.
+Every process prepares the program anew. The first of a phase makes its uncompiled runs for all, and hands them on as
+plain data; the others begin once they have the first of these runs, and compile while the rest is made. The first
+process of all learns the size of the program: a large one is climbed by one process, or by one for each phase. A rung
+that runs out of memory beside others, or raises outside its run, is tried again without them.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ STOP, PLAN = 0, 1
 """Places in the memory that all processes share: whether to stop, and the number of the plan by which they climb."""
 UNKNOWN, FINEST = 0, 1
 """No plan has been chosen yet; the first, with the most processes."""
+EXCHANGED = ("train: first run", "train: baseline", "inference: first run", "inference: baseline")
+"""What the processes of a phase make once for all of them."""
 RAISED = "raised"
 """The message with which a process sends the exception that ended it."""
 _PARENT_DEATH_SIGNAL = 1
@@ -43,7 +45,9 @@ class Seat:
     """Where results go."""
     shared: mmap.mmap
     races: int
-    """A file that a process locks while it measures."""
+    """A file of which a process locks a byte: the first while it measures, others while it makes what all need."""
+    exchanged: tuple[int, ...]
+    """Files for that."""
     eager: bool
     """Whether a task is sure to come."""
 
@@ -92,6 +96,7 @@ class Forks:
 
     shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 2))
     races: int = field(default_factory=lambda: os.memfd_create("trivet-races"))
+    exchanged: tuple[int, ...] = field(default_factory=lambda: tuple(map(os.memfd_create, EXCHANGED)))
     idle: list[ForkedProcess] = field(default_factory=list)
 
     @staticmethod
@@ -112,7 +117,8 @@ class Forks:
         """End the processes that still wait."""
         while self.idle:
             self.idle.pop().end()
-        os.close(self.races)
+        for file in (self.races, *self.exchanged):
+            os.close(file)
 
     def _fork(self, serve: Callable[[Seat], None], *, eager: bool) -> ForkedProcess:
         tasks, to_tasks = Pipe(duplex=False)
@@ -128,7 +134,7 @@ class Forks:
         faulthandler.register(signal.SIGUSR1, dumped, all_threads=True)
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         try:
-            serve(Seat(tasks, told, self.shared, self.races, eager))
+            serve(Seat(tasks, told, self.shared, self.races, self.exchanged, eager))
         except BaseException as error:
             with contextlib.suppress(OSError):
                 told.send((RAISED, _make_sendable(error)))

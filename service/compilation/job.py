@@ -30,6 +30,7 @@ from service.compilation.ranks.group import slowest
 from service.compilation.report.publishing import Climb, publish_report, write_report
 from service.compilation.run.observation import RungCase
 from service.compilation.run.run_plan import plan_run
+from service.compilation.run_seconds import RunSeconds
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.time_share import TimeShare
@@ -96,9 +97,10 @@ def _climb_here(
     activity = Activity(report, len(rungs) * len(spec.phases))
     activity.begin(0, [RungCase(rung, phase) for phase in spec.phases for rung in rungs])
     plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
-    plan = replace(plan, share=share, tells=partial(activity.hear, 0), fullgraph=spec.fullgraph)
+    runs = RunSeconds(partial(activity.hear, 0))
+    plan = replace(plan, share=share, tells=runs.begin, fullgraph=spec.fullgraph)
     context.report.phase("first rung")
-    climbed = _time_results(climb(target.program, rungs, spec.phases, plan, context.should_stop))
+    climbed = _time_results(climb(target.program, rungs, spec.phases, plan, context.should_stop), runs)
     results = list(activity.report_results(climbed))
     found = Climb(target.subject, toolchain_s, results, proved)
     return found, Prepared(target.program, plan, target.subject)
@@ -156,11 +158,11 @@ def _describe_beginning(spec: CompileSpec, context: RunContext, rungs: tuple[Run
     return f"{name}: {phases}, {len(rungs)} rungs up to {rungs[-1].name}, {layout}"
 
 
-def _time_results(results: Iterator[Result]) -> Iterator[Climbed]:
+def _time_results(results: Iterator[Result], runs: RunSeconds) -> Iterator[Climbed]:
     """Yield the results, each with the time that it took."""
     watch = Stopwatch()
     for result in results:
-        yield Climbed(result, (watch.began, watch.now))
+        yield Climbed(result, (watch.began, watch.now), runs=runs.take())
         watch = Stopwatch()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 
@@ -13,11 +14,22 @@ from service.compilation.instruments.caches import empty_caches
 from service.compilation.instruments.text import first_line
 from service.compilation.program import Program
 from service.compilation.ranks.group import Separable, any_rank, collective_attempt, gather
-from service.compilation.run.baseline import Baseline, make_baseline
+from service.compilation.run.baseline import (
+    AwaitedBaseline,
+    Baseline,
+    FirstRun,
+    Reference,
+    UncompiledError,
+    UncompiledRuns,
+    draws_like,
+    make_baseline,
+)
 from service.compilation.run.built_program import build
+from service.compilation.run.exchange import Exchange
 from service.compilation.run.influence import without_influence
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.run.observe_rung import observe_rung
+from service.compilation.run.recorded_run import near_device
 from service.compilation.run.run_plan import RunPlan
 from service.jobs.spec.compile import Phase
 
@@ -29,42 +41,90 @@ class PhaseObserver:
     """A program in one phase, with the baseline of its rungs."""
 
     program: Program
-    baseline: Baseline | None
+    reference: Reference | None
     """``None`` if the program does not even run uncompiled."""
     problem: str = ""
     """Why it does not, on any rank: then none may enter the collectives of a run."""
 
     @staticmethod
     def of(program: Program, phase: Phase, plan: RunPlan) -> PhaseObserver:
-        """Run the uncompiled program."""
+        """Run the uncompiled program, or take what another process found when it ran it."""
+        if plan.exchange is not None:
+            return PhaseObserver._beside_others(program, phase, plan, plan.exchange)
         (baseline, _), problems = collective_attempt(lambda: _baseline(program, phase, plan), itemgetter(1))
         problem = next((each for each in problems if each), "")
         if baseline is None or problem:
             return PhaseObserver(program, None, problem)
-        torch.cuda.empty_cache()  # what float64 took, other processes on the device may need
-        return PhaseObserver(program, replace(baseline, unused=_unused(program, baseline)))
+        return PhaseObserver(program, _examined(program, baseline))
+
+    @staticmethod
+    def _beside_others(program: Program, phase: Phase, plan: RunPlan, exchange: Exchange) -> PhaseObserver:
+        """Begin as soon as the first run is known, unless that may not be the one that counts: the process that made
+        it makes the rest at once.
+        """
+        runs = UncompiledRuns(program, phase, plan.iterations, any_rank, plan.tells)
+        try:
+            with _described():
+                runs.visit()
+                first, is_own = exchange.obtain(f"{phase}: first run", runs.begin)
+                first = first if is_own else replace(first, eager=near_device(first.eager, program.device))
+            awaited = AwaitedBaseline(first, lambda: _examined(program, _take(exchange, runs, first)))
+            reference = awaited.completed() if is_own or runs.may_round_to_tf32 else awaited
+        except UncompiledError as error:
+            return PhaseObserver(program, None, str(error))
+        return PhaseObserver(program, reference)
 
     def observe(self, case: RungCase, plan: RunPlan) -> Observation:
         """Return what is seen of a rung; a program that does not run uncompiled fails every one."""
-        if self.baseline is None:
+        if self.reference is None:
             return Observation(case, error=self.problem)
-        program, baseline = self.program, self.baseline
+        program, reference = self.program, self.reference
         if problem := _local_problems(program, case):
             return Observation(case, error=problem)
-        seen, problems = collective_attempt(lambda: observe_rung(program, case, baseline, plan), _ERROR)
+        seen, problems = collective_attempt(lambda: observe_rung(program, case, reference, plan), _ERROR)
         refused = next((each for each in problems if each), "")
         # Generated code may fail only because it had to draw like eager, which it does in no job.
-        if not (refused and case.rung.generates_code and any_rank(baseline.draws_like_eager(case.rung))):
+        if not (refused and case.rung.generates_code and any_rank(draws_like(reference.eager, case.rung))):
             return seen
-        return collective_attempt(lambda: observe_rung(program, case, baseline, plan, refused), _ERROR)[0]
+        return collective_attempt(lambda: observe_rung(program, case, reference, plan, refused), _ERROR)[0]
 
 
 def _baseline(program: Program, phase: Phase, plan: RunPlan) -> tuple[Baseline | None, str]:
     """Return the baseline, or why there is none."""
     try:
-        return make_baseline(program, phase, plan.iterations, any_rank, plan.tells), ""
+        with _described():
+            return make_baseline(program, phase, plan.iterations, any_rank, plan.tells), ""
+    except UncompiledError as error:
+        return None, str(error)
+
+
+@contextmanager
+def _described() -> Iterator[None]:
+    """Raise :class:`UncompiledError` for an error of the uncompiled program, unless it is the host's fault."""
+    try:
+        yield
     except Exception as error:
-        return None, f"the uncompiled model does not run: {fault_of_program(error)}"
+        raise UncompiledError(f"the uncompiled model does not run: {fault_of_program(error)}") from error
+
+
+def _take(exchange: Exchange, runs: UncompiledRuns, first: FirstRun) -> Baseline:
+    """Return the baseline that this process or another one makes of the first run."""
+
+    def make() -> Baseline:
+        made = runs.complete(first)
+        return made if made.hidden_by_tf32 else replace(made, eager=first.eager.without_results())
+
+    with _described():
+        baseline, is_own = exchange.obtain(f"{runs.phase}: baseline", make)
+    if not baseline.hidden_by_tf32:
+        return replace(baseline, eager=first.eager)
+    return baseline if is_own else replace(baseline, eager=near_device(baseline.eager, baseline.device))
+
+
+def _examined(program: Program, baseline: Baseline) -> Baseline:
+    """Return the baseline with what is found out by further runs."""
+    torch.cuda.empty_cache()  # what float64 took, other processes on the device may need
+    return replace(baseline, unused=_unused(program, baseline))
 
 
 def _unused(program: Program, baseline: Baseline) -> frozenset[str]:

@@ -21,8 +21,8 @@ _PROCESSES: tuple[dict[Phase, int], ...] = (
     {"train": 3, "inference": 1},
     {"train": 1, "inference": 1},
 )
-"""Each process makes the uncompiled runs anew: with five of a language model in training, these take longer than the
-rungs that they divide (8 layers of width 512, one H200).
+"""Processes of each phase, the most first: each one more starts, and shares the device (8 layers of width 512, one
+H200).
 """
 _COPIES: dict[Phase, int] = {"train": 12, "inference": 5}
 """How many times its size a program may need at once: in training with gradients, states of before, and all of it in

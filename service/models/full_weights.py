@@ -58,7 +58,7 @@ def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Ten
     found: dict[str, Tensor] = {}
     for owner, entries in enumerate(_catalogue(parameters, shapes, mesh)):
         for name, shape, dtype in entries:
-            whole = _full(parameters[name])[: shape[0]] if mesh.pp.rank == owner else None
+            whole = whole_tensor(parameters[name])[: shape[0]] if mesh.pp.rank == owner else None
             if owner > 0 and mesh.dp.rank == mesh.tp.rank == 0:
                 whole = _from_stage(owner, whole, (shape, dtype), mesh)
             if mesh.rank == 0 and whole is not None:
@@ -83,7 +83,7 @@ def load_into(module: nn.Module, state: Weights) -> None:
     with torch.no_grad():
         for name, parameter in global_tensors(module):
             target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            _fill(target, state[name], _own_part(parameter), rows.get(name))
+            _fill(target, state[name], own_slices(parameter), rows.get(name))
             if target.numel() and not all(bool(each.isfinite()) for each in target.aminmax()):
                 raise WeightsError(f"weights for {name!r} are not all finite: correct them, no training could go on")
 
@@ -134,12 +134,12 @@ def _fill(target: Tensor, whole: _Weight, own: tuple[slice, ...], rows: int | No
     target.copy_(whole[own])
 
 
-def _full(parameter: Tensor) -> Tensor:
+def whole_tensor(parameter: Tensor) -> Tensor:
     value = parameter.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _own_part(parameter: Tensor) -> tuple[slice, ...]:
+def own_slices(parameter: Tensor) -> tuple[slice, ...]:
     """Return this rank's part of the whole, in every dimension; if a rank has nothing, its start may lie behind
     the end.
     """

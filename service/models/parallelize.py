@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from service.jobs.plugins import ObjectiveConfig
 from service.jobs.plugins.catalogue import HOUSE
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec, is_sharded
 from service.jobs.spec.common import PARALLEL_DIMENSIONS, ParallelSpec
@@ -34,6 +35,7 @@ from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import ModelConfig
+from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import PipelineSpec, ShardingSpec, TrainSpec
 from service.models.compiled import CompileMode, apply_compile
 from service.parallel.fsdp import Precision, apply_fsdp
@@ -182,11 +184,15 @@ def _keeping_buffers(module: nn.Module, within: AbstractContextManager[Any]) -> 
 Fingerprint = dict[str, str | int | float]
 
 
-def fingerprint(config: ModelConfig, recipe: ModelRecipe, device: torch.device) -> Fingerprint:
-    """Return model, mesh, precision, recomputation, torch version and device architecture as flat fields for JSON.
+def fingerprint(
+    config: ModelConfig, recipe: ModelRecipe, device: torch.device, objective: ObjectiveConfig | None = None
+) -> Fingerprint:
+    """Return model, objective, mesh, precision, recomputation, torch version and device architecture as flat fields for
+    JSON.
 
     The sharding counts where FSDP manages the model, and the pipeline where the recipe has one: which stages there are
-    depends on it. Another version of the package that a family is installed with is another model.
+    depends on it. Another version of the package that a family is installed with is another model. Cross entropy is no
+    field: it is what older reports were made with.
     """
     fields: Fingerprint = {f"model.{name}": plain(value) for name, value in config.model_dump().items()}
     fields |= {f"precision.{name}": value for name, value in recipe.precision.model_dump().items()}
@@ -201,6 +207,8 @@ def fingerprint(config: ModelConfig, recipe: ModelRecipe, device: torch.device) 
     if recipe.pipeline is not None:
         fields["pipeline.schedule"] = recipe.pipeline.schedule
         fields["pipeline.virtual_stages"] = recipe.pipeline.stages_per_rank
+    if objective not in (None, CrossEntropy()):
+        fields |= {f"objective.{name}": plain(value) for name, value in objective.model_dump(mode="json").items()}
     return fields | environment(recipe.parallel, device)
 
 

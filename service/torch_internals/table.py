@@ -66,16 +66,16 @@ def set_internal(name: str, value: Any) -> None:
     """Set this name of torch; where torch lacks it, nothing would read it, and nothing is set."""
     if internal_if_there(name) is not None:
         owner, _, attribute = name.rpartition(".")
-        setattr(_found(owner), attribute, value)
+        setattr(_look_up(owner), attribute, value)
 
 
 def _resolved(name: str) -> Any:
     if name not in INTERNALS:
         raise KeyError(f"{name} is not in the table of torch's private names")
-    return _found(name)
+    return _look_up(name)
 
 
-def _found(name: str) -> Any:
+def _look_up(name: str) -> Any:
     path, *parts = name.split(".")
     found: Any = import_module(path)
     for part in parts:

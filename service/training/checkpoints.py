@@ -9,17 +9,18 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from service.jobs.plugins import Evaluation
 from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.parallel.tensor.placement import global_parameters, global_rows, global_tensors
-from service.training.optimizers import OPTIMIZERS
+from service.training.optimizers import Updater
 from service.training.setup import Training
 
 MODEL_PREFIX = "model."
 _OPTIMIZER_PREFIX = "optimizer."
+_EVALUATIONS = "evaluations"
 Named = TypeVar("Named", bound=Tensor)
 PassOver = Callable[[Checkpoint, str], None]
 """Is told of a damaged checkpoint, and what is wrong with it."""
@@ -33,8 +34,7 @@ class Checkpoints:
 
     def __init__(self, training: Training, tell: Callable[[Checkpoint], None]) -> None:
         self._training = training
-        self._optimizer = OPTIMIZERS[training.spec.optimizer.name]
-        self._rows = _training_rows(training.stages.values(), self._optimizer.moments)
+        self._rows = _training_rows(training.stages.values(), training.updater)
         choice = training.spec.checkpoint
         kind = BackgroundSaver if choice.async_ else DirectSaver
         self.saver: Saver = kind(training.context.paths.checkpoints, choice.keep, self._rows, tell)
@@ -47,14 +47,14 @@ class Checkpoints:
         training = self._training
         own = newest_checkpoint(training.context.paths.checkpoints, training.device, pass_over=self._discard)
         newest = own or self._of_resumed_job()
-        self._optimizer.prime(training.optimizer, newest.step if newest else 0)
+        training.updater.prime(newest.step if newest else 0)
         self.saver.expect(self._state())
         self._say_what_is_not_whole(training.context.paths.checkpoints, own)
         if newest is None:
             return None
         _check_same_data(newest, training.origin)
         saved = checkpoint.load(newest.path, self._state(), rows=self._rows)
-        training.tied.take_up(training.optimizer)
+        training.tied.take_up(training.updater.moments)
         self.saved_step = own.step if own else None
         return saved
 
@@ -89,15 +89,23 @@ class Checkpoints:
         self._pass_over(damaged, why)
         checkpoint.on_first_rank(lambda: checkpoint.discard(damaged), f"discard {damaged.path}")
 
-    def save(self, step: int, loss: float) -> None:
-        """Take a checkpoint; its write may end later."""
+    def save(self, step: int, loss: float, evaluations: Sequence[Evaluation]) -> None:
+        """Take a checkpoint; its write may end later. ``evaluations`` are those on which the course depends."""
         config = self._training.config.model_dump(mode="json")
-        self.saver.save(step, self._state(), {"model": config, **self._training.origin, "loss": loss})
+        meta = {"model": config, **self._training.origin, "loss": loss}
+        if evaluations:
+            meta[_EVALUATIONS] = [[each.step, dict(each.metrics)] for each in evaluations]
+        self.saver.save(step, self._state(), meta)
         self.saved_step = step
 
     def _state(self) -> dict[str, Tensor]:
         training = self._training
-        return _training_tensors(training.stages.values(), training.optimizer, self._optimizer.moments)
+        return _training_tensors(training.stages.values(), training.updater)
+
+
+def evaluations_of(saved: Checkpoint) -> list[Evaluation]:
+    """Return the evaluations that a checkpoint has, oldest first."""
+    return [Evaluation(step, metrics) for step, metrics in saved.meta.get(_EVALUATIONS, ())]
 
 
 def newest_checkpoint(
@@ -162,18 +170,19 @@ def model_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor]:
     return {f"{MODEL_PREFIX}{name}": tensor.detach() for name, tensor in found.items()}
 
 
-def _training_tensors(modules: Iterable[nn.Module], optimizer: Optimizer, moments: Sequence[str]) -> dict[str, Tensor]:
+def _training_tensors(modules: Iterable[nn.Module], updater: Updater) -> dict[str, Tensor]:
     """Return the model and the optimizer's moments, as views: loading into them restores the run."""
     modules = list(modules)
     return model_tensors(modules) | {
-        f"{_OPTIMIZER_PREFIX}{moment}.{name}": optimizer.state[parameter][moment]
+        f"{_OPTIMIZER_PREFIX}{moment}.{name}": value
         for name, parameter in _first_of_each(modules, global_parameters).items()
-        for moment in moments
+        for moment, value in updater.moments(parameter).items()
     }
 
 
-def _training_rows(modules: Iterable[nn.Module], moments: Sequence[str]) -> dict[str, int]:
+def _training_rows(modules: Iterable[nn.Module], updater: Updater) -> dict[str, int]:
     """Return, by the same names, the rows without padding of each padded tensor."""
     known = {name: rows for module in modules for name, rows in global_rows(module).items()}
-    of_moments = {f"{_OPTIMIZER_PREFIX}{moment}.{name}": rows for name, rows in known.items() for moment in moments}
+    kept = {moment for rule in updater.rules for moment in rule.moments}
+    of_moments = {f"{_OPTIMIZER_PREFIX}{moment}.{name}": rows for name, rows in known.items() for moment in kept}
     return {f"{MODEL_PREFIX}{name}": rows for name, rows in known.items()} | of_moments

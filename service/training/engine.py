@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from service.jobs.plugins import IGNORED
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
+from service.objectives import Objective
 from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree, resolve
 from service.parallel.fsdp import before_backward, free_parameters, synchronize_gradients
@@ -22,7 +23,6 @@ from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from service.schedules import forward_only
 from service.schedules.schedule import Op, Schedule
-from service.training.objective import Objective
 from service.training.timeline import Timeline, timeline
 
 Shares = Callable[[Sequence[Split]], Sequence[float | Tensor]]

@@ -16,7 +16,7 @@ from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import ModelConfig
-from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
+from service.jobs.spec.objective import ObjectiveSpec
 from service.models import build
 from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, compiles_blocks, load_portable
 from service.models.parallelize import Fingerprint, ModelRecipe, fingerprint
@@ -38,15 +38,13 @@ def gate_fingerprints(
     """Return the fingerprints of the gates that a job accepts: of its model in one piece and, with a pipeline, of its
     very stages.
 
-    A pipeline whose model is compiled block by block has the graphs of the model in one piece. Compile jobs minimise
-    cross entropy, so any other objective is a field that their reports lack.
+    A pipeline whose model is compiled block by block has the graphs of the model in one piece.
     """
     whole = replace(recipe, pipeline=None)
-    if compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
+    if recipe.pipeline is not None and compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
         whole = replace(whole, parallel=recipe.parallel.model_copy(update={"pp": 1}))
     recipes = [whole] if recipe.pipeline is None else [whole, recipe]
-    added: Fingerprint = {} if objective == CrossEntropy() else {"objective": objective.name}
-    return [fingerprint(config, recipe, device) | added for recipe in recipes]
+    return [fingerprint(config, recipe, device, objective) for recipe in recipes]
 
 
 def allowed_modes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from service.parallel import collectives
 from service.parallel.mesh import Mesh
@@ -130,13 +129,13 @@ class TiedStages:
                 other.copy_(own.add_(other))
 
     @torch.no_grad()
-    def take_up(self, optimizer: Optimizer) -> None:
-        """Copy loaded originals and their moments into the copies of a rank that has both: only originals are
+    def take_up(self, moments: Callable[[nn.Parameter], Mapping[str, Tensor]]) -> None:
+        """Copy loaded originals and their ``moments`` into the copies of a rank that has both: only originals are
         loaded.
         """
         if self.group:
             return
         for original, copy in zip(self.originals, self.copies, strict=True):
             local(copy.detach()).copy_(local(original.detach()))
-            for name, value in optimizer.state[copy].items():
-                local(value).copy_(local(optimizer.state[original][name]))
+            for name, value in moments(copy).items():
+                local(value).copy_(local(moments(original)[name]))

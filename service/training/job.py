@@ -43,7 +43,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
             finished = loop.train()
             context.report.phase(ENDING)
             loop.save()
-            evaluation = loop.evaluate() if finished else {}
+            evaluation = loop.evaluation() if finished else {}
         if context.rank != 0:
             return None
         if finished:
@@ -51,11 +51,12 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         loop.history.write()
         context.report.artifact(loop.history.path, "application/vnd.apache.parquet")
         result = _result(loop, evaluation, stopped=not finished)
-        loop.journal.ended(loop.step, loop.loss)
+        loop.journal.ended(loop.step, loop.loss, loop.early_end())
         return result
 
 
 def _result(loop: Loop, evaluation: Mapping[str, float], *, stopped: bool) -> dict[str, Any]:
+    early = loop.early_end()
     return {
         "loss": loop.loss,
         **evaluation,
@@ -64,7 +65,8 @@ def _result(loop: Loop, evaluation: Mapping[str, float], *, stopped: bool) -> di
         "seconds": loop.watch.seconds,
         "data_sha256": loop.training.dataset.sha256,
         "stopped": stopped,
-        "completed": Completion(done=loop.step, total=loop.spec.steps, unit="steps"),
+        **({} if early is None else {"ended_early": early}),
+        "completed": Completion(done=loop.step, total=loop.spec.steps if early is None else loop.step, unit="steps"),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from service.models.data import Samples
 from service.training.setup import Training
 from service.training.step_totals import StepTotals
 
+_NAMES_SHOWN = 100
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _PEAKS = {"NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "NVIDIA B200": 2250e12}
 """Dense bf16 FLOP/s from NVIDIA's data sheets, SXM parts."""
@@ -35,6 +36,7 @@ class Journal:
         spec = self._training.spec
         self._say(f"data: {self._data()}")
         self._say(f"model: {self._model()}")
+        self._updates()
         self._say(f"layout: {self._layout()}")
         first = "" if step == 0 else f", from step {step:,} on"
         self._say(f"training: {spec.steps:,} steps of {spec.batch.global_:,} samples{first}")
@@ -49,11 +51,20 @@ class Journal:
         found = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self._say(f"evaluation at step {step:,}: {found}")
 
-    def ended(self, step: int, loss: float) -> None:
-        """Log how the training ended."""
+    def ended(self, step: int, loss: float, early: str | None) -> None:
+        """Log how the training ended; ``early`` is why it did before its last step, if it was not asked to."""
         total, seconds = self._training.spec.steps, time.monotonic() - self._began
-        how = "finished" if step == total else "asked to stop"
+        how = early or ("finished" if step == total else "asked to stop")
         self._say(f"{how} after step {step:,} of {total:,}: loss {loss:.4g}, {seconds:.1f} s of training")
+
+    def _updates(self) -> None:
+        """Log which rule updates which parameters, where that is not one rule for all; of a pipeline, those of the
+        first rank.
+        """
+        names = self._training.updater.names()
+        where = " of the first rank" if self._training.spec.parallel.pp > 1 else ""
+        for rule, own in names.items() if len(names) > 1 else ():
+            self._say(f"{'frozen' if rule == 'frozen' else f'by {rule}'}{where}: {_several(own)}")
 
     def _data(self) -> str:
         dataset, data = self._training.dataset, self._training.spec.data
@@ -85,6 +96,12 @@ def readable_bytes(size: int) -> str:
     power = min((len(str(size)) - 1) // 3, len(_UNITS) - 1)
     value = size / 1000**power
     return f"{size} {_UNITS[0]}" if power == 0 else f"{value:.{int(value < 10)}f} {_UNITS[power]}"
+
+
+def _several(names: Sequence[str]) -> str:
+    """Return a count of parameters with the first names."""
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return f"{len(names)} parameters: {shown}{', …' if len(names) > _NAMES_SHOWN else ''}"
 
 
 def _samples(samples: Samples) -> str:

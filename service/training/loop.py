@@ -10,15 +10,15 @@ import torch
 import torch.distributed as dist
 from torch.compiler import set_stance
 
-from service.jobs.runtime import Stopwatch
+from service.jobs.plugins import Evaluation
+from service.jobs.runtime import RefusedError, Stopwatch
 from service.jobs.spec.compile import Phase
-from service.jobs.spec.train import ScheduleSpec
 from service.models.data import open_feed
 from service.models.plain import PlainModel
 from service.parallel import checkpoint
 from service.parallel.batch_norm import average_statistics
 from service.parallel.distributed import peak_memory_gib
-from service.training.checkpoints import Checkpoints
+from service.training.checkpoints import Checkpoints, evaluations_of
 from service.training.gradients import (
     NonFiniteError,
     check_weights,
@@ -46,7 +46,10 @@ START_AGAIN = "lower the learning rate or correct the data, in a new job: this o
 
 
 class Loop:
-    """Runs a prepared training from its newest checkpoint on. ``step`` counts finished optimizer steps."""
+    """Runs a prepared training from its newest checkpoint on. ``step`` counts finished optimizer steps.
+
+    ``evaluations`` are those on which schedule or end depend, with the metrics that they follow; checkpoints have them.
+    """
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -64,6 +67,8 @@ class Loop:
         dp, train = training.mesh.dp, training.dataset.train
         self.feed = open_feed(train, training.order, dp.rank, dp.size, training.device)
         self.loss = float("nan")
+        self.evaluations: list[Evaluation] = []
+        self.evaluated: Evaluation | None = None
         self.watch = Stopwatch()
         self.history = History(self.context.paths.artifacts / "metrics.parquet", 0)
 
@@ -73,6 +78,7 @@ class Loop:
         if saved is None:
             return
         self.step, self.loss = saved.step, saved.meta.get("loss", self.loss)
+        self.evaluations = evaluations_of(saved) if self.spec.follows else []
         own, paths, is_first = self.checkpoints.saved_step is not None, self.context.paths, self.context.rank == 0
         kept = self.step if is_first else 0  # only the first rank keeps the metrics
         self.history = History(self.history.path, kept, paths.attempt(0).parent, evaluated=self._evaluation_due())
@@ -92,16 +98,24 @@ class Loop:
             raise NonFiniteError(f"{error}; {advice}") from error
 
     def train(self) -> bool:
-        """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
+        """Step until the spec's number of steps or the end that it asks for; False when the attempt was asked to stop
+        before that.
+        """
         self._make_up_evaluation()
-        while self.step < self.spec.steps:
+        while self.step < self.spec.steps and self.early_end() is None:
             if self.advance().stop and self.step < self.spec.steps:
                 return False
             if _due(self.step, self.spec.checkpoint.every):
                 self.save()
             if self._evaluation_due():
                 self.evaluate()
+        self.context.report.progress(self.step, self.step, "steps")  # also of a training that ends before its last
         return True
+
+    def early_end(self) -> str | None:
+        """Return why the training ends before its last step; ``None`` if it goes on."""
+        stop = self.spec.stop
+        return None if stop is None or self.step == self.spec.steps else stop.reason(self.evaluations)
 
     def save(self) -> None:
         """Take a checkpoint of this step, unless there is one; the metrics so far go with it.
@@ -116,11 +130,18 @@ class Loop:
             if isinstance(stage, PlainModel):
                 stage.check_buffers()
         with self._span("checkpoint", step=self.step):
-            self.checkpoints.save(self.step, self.loss)
+            self.checkpoints.save(self.step, self.loss, self.evaluations)
             checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the metrics over the test split, reported at this step. Raises :class:`NonFiniteError`."""
+    def evaluation(self) -> Mapping[str, float]:
+        """Return the metrics over the test split at this step, once it is reported."""
+        if self.evaluated is None or self.evaluated.step != self.step:
+            self.evaluate()
+        assert self.evaluated is not None
+        return self.evaluated.metrics
+
+    def evaluate(self) -> None:
+        """Evaluate the test split, and report the metrics at this step. Raises :class:`NonFiniteError`."""
         self.training.seed("evaluation", self.step)
         with self._span("evaluate", step=self.step), self._phase("inference"), self.usage.evaluation(self.step):
             metrics = evaluate(self.training)
@@ -132,16 +153,33 @@ class Loop:
                 )
         self._report(metrics)
         self.journal.evaluated(self.step, metrics)
-        return metrics
+        self.evaluated = Evaluation(self.step, metrics)
+        self._follow(metrics)
+
+    def _follow(self, metrics: Mapping[str, float]) -> None:
+        """Keep what schedule and end follow of an evaluation."""
+        if lacking := [name for name in self.spec.follows if name not in metrics]:
+            raise RefusedError(
+                f"schedule or stop follows {lacking[0]}, which this objective does not report; "
+                f"expected one of {', '.join(metrics)}"
+            )
+        if self.spec.follows:
+            before = [each for each in self.evaluations if each.step < self.step]
+            self.evaluations = [*before, Evaluation(self.step, {name: metrics[name] for name in self.spec.follows})]
 
     def _make_up_evaluation(self) -> None:
-        """Evaluate the step that was resumed, if an earlier attempt ended before it had done so."""
-        if self.checkpoints.saved_step is None or not self._evaluation_due():
+        """Evaluate the step that was resumed, if an earlier attempt ended before it had done so, or if the checkpoint,
+        which is taken before, lacks an evaluation that is followed.
+        """
+        if self.step == 0 or not self._evaluation_due():
+            return
+        followed = bool(self.spec.follows) and not any(each.step == self.step for each in self.evaluations)
+        if self.checkpoints.saved_step is None and not followed:
             return
         lacking = torch.tensor(not self.history.has_evaluation(self.step), device=self.training.device)
         if dist.is_initialized():
             dist.broadcast(lacking, src=0)
-        if lacking:
+        if lacking or followed:
             self.evaluate()
 
     def _evaluation_due(self) -> bool:
@@ -158,8 +196,9 @@ class Loop:
         with self.usage.step(self.step), self._step_span("forward_backward"), self._phase("train"):
             loss = training.engine.forward_backward(batch)
         with self._step_span("optimizer"):
-            rate = learning_rate(self.spec.schedule, self.spec.optimizer.lr, self.step, self.spec.steps)
-            reduction = self._update(loss, rate)
+            share = self.spec.schedule.share(self.step, self.spec.steps, self.evaluations)
+            rate = self.spec.optimizer.lr * share
+            reduction = self._update(loss, share)
             totals = reduction.read(self.step + 1)
         if not training.config.synchronises:
             for stage in training.stages.values():
@@ -174,10 +213,11 @@ class Loop:
         self.context.report.progress(self.step, self.spec.steps, "steps")
         return totals
 
-    def _update(self, loss: torch.Tensor, rate: float) -> StepReduction:
-        """Agree on loss and gradient norm over the mesh, clip, and let AdamW step."""
+    def _update(self, loss: torch.Tensor, rate_share: float) -> StepReduction:
+        """Agree on loss and gradient norm over the mesh, clip, and let the optimizer step."""
         self.training.tied.sum_gradients()
-        gradients, optimizer = present(self.parameters), self.training.optimizer
+        self.training.updater.drop_frozen()
+        gradients = present(self.parameters)
         timeline, use = self.training.engine.timeline, self.meter.latest
         load = timeline.load() if timeline else NO_LOAD
         share = RankShare(
@@ -195,11 +235,8 @@ class Loop:
         reduction = StepReduction(share)
         if self.spec.optimizer.clip_norm is not None:
             clip_(gradients, reduction.grad_norm, self.spec.optimizer.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        with explained_overflow(self.step + 1, rate):
-            optimizer.step()
-        optimizer.zero_grad()
+        with explained_overflow(self.step + 1, self.spec.optimizer.lr * rate_share):
+            self.training.updater.step(rate_share)
         return reduction
 
     def _report(self, metrics: Mapping[str, float]) -> None:
@@ -280,18 +317,3 @@ def batches(samples: int, global_batch: int, rank: int, ranks: int) -> list[tupl
         (torch.arange(start, start + share).clamp(max=samples - 1), min(max(samples - start, 0), share))
         for start in starts
     ]
-
-
-def learning_rate(schedule: ScheduleSpec, peak: float, step: int, steps: int) -> float:
-    """Return the rate of ``step`` (from 0) in a run of ``steps``.
-
-    It rises linearly to ``peak`` over ``warmup`` steps, the first of which is not zero; then it stays, or falls
-    along half a cosine (Loshchilov & Hutter, 2017) to ``floor · peak`` at the last step.
-    """
-    if step < schedule.warmup:
-        return peak * (step + 1) / schedule.warmup
-    if schedule.decay == "constant":
-        return peak
-    span = steps - 1 - schedule.warmup
-    progress = (step - schedule.warmup) / span if span > 0 else 0.0
-    return peak * (schedule.floor + (1 - schedule.floor) * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
@@ -20,6 +19,7 @@ from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignor
 from service.models.parallelize import ModelRecipe, parallelize
 from service.models.randomness import seed_all
 from service.models.reference import resolve
+from service.objectives import Objective, ObjectiveContext, objective_for
 from service.parallel import mesh as meshes
 from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree
@@ -29,8 +29,7 @@ from service.schedules import generator
 from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, build_engine
 from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest_mode
 from service.training.gradients import TiedStages
-from service.training.objective import Objective, ObjectiveContext, objective_for
-from service.training.optimizers import OPTIMIZERS
+from service.training.optimizers import Updater, updater_for
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Training:
     tied: TiedStages
     boundary: StepBoundary
     engine: Engine
-    optimizer: Optimizer
+    updater: Updater
     compile_modes: dict[Phase, str]
     parameters: int
     origin: Mapping[str, Any]
@@ -130,7 +129,7 @@ def assemble(
 ) -> Training:
     """Build the parts of a run over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
     objective = _build_objective(spec, mesh, inputs.config)
-    parameters = sum(parameter.numel() for parameter in build(inputs.config, device="meta").parameters())
+    whole = build(inputs.config, device="meta")
     pipeline, pp = spec.pipeline, spec.parallel.pp
     schedule = generator(pipeline.schedule)(pp, pipeline.stages_per_rank, spec.micro_batches) if pp > 1 else None
     owners = (0,) if schedule is None else schedule.owners
@@ -154,9 +153,9 @@ def assemble(
         tied=TiedStages.between(stages, owners, mesh),
         boundary=boundary,
         engine=engine,
-        optimizer=OPTIMIZERS[spec.optimizer.name].build(stages.values(), spec.optimizer, device),
+        updater=updater_for(spec.optimizer, stages.values(), whole, device),
         compile_modes=inputs.compile_modes,
-        parameters=parameters,
+        parameters=sum(parameter.numel() for parameter in whole.parameters()),
         origin={
             "parallel": spec.parallel.model_dump(),
             "data_sha256": dataset.sha256,

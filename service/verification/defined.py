@@ -1,12 +1,15 @@
 """Finds out whether a model has a value at every input of a box: roots, logarithms and quotients do not everywhere.
 
-Bounds hold for real numbers: where there is none they say nothing, and what reads it may seem to be bounded.
+Bounds hold for real numbers: where there is none they say nothing, and what reads it may seem to be bounded. What is
+not found out by its deadline counts as undefined, and is said to be so for want of time.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from service.bounds.finite import OwnArithmetic, undefined_nodes
 from service.bounds.graph import TESTS
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, IBP, Method
+from service.bounds.progress import OutOfTimeError
 from service.bounds.rounding import magnitude
 from service.verification.bab.specification import Specification
 from service.verification.engine import NetworkEngine
@@ -29,9 +33,9 @@ FEW = 8
 """Boxes that are bounded by linear functions before they are cut."""
 
 
-def undefined_in(task: Task, specified: Sequence[Specification]) -> str | None:
+def undefined_in(task: Task, specified: Sequence[Specification], deadline: float) -> str | None:
     """Return in words the first node that may have no value somewhere in the boxes, of a model that this rank has
-    whole.
+    whole; by a ``deadline`` (``time.monotonic``), after which the first that is not known to have one.
     """
     boxes = [each.box(torch.float64) for each in specified[: _at_once(task) + 1]]
     whole = Interval(torch.cat([each.lower for each in boxes]), torch.cat([each.upper for each in boxes]))
@@ -40,10 +44,10 @@ def undefined_in(task: Task, specified: Sequence[Specification]) -> str | None:
             torch.stack([each.lower for each in specified]).amin(dim=0, keepdim=True).to(whole.lower),
             torch.stack([each.upper for each in specified]).amax(dim=0, keepdim=True).to(whole.lower),
         )
-    return undefined_within(task, whole)
+    return undefined_within(task, whole, deadline)
 
 
-def undefined_within(task: Task, boxes: Interval) -> str | None:
+def undefined_within(task: Task, boxes: Interval, deadline: float) -> str | None:
     """Return the same of boxes ``(n, features)``.
 
     It is bounded in float64, in which rounding is far less than how far a box of this size is from a domain's end.
@@ -55,17 +59,25 @@ def undefined_within(task: Task, boxes: Interval) -> str | None:
     while found:
         left = _those(left, torch.stack(list(found.values())).any(dim=0))
         if len(left.lower) <= FEW and done <= MOST_BOXES // 2:
-            if not (found := _undefined(task, engine, CROWN, left)):
-                return None
+            try:
+                if not (found := _undefined(task, engine, CROWN, left, deadline)):
+                    return None
+            except OutOfTimeError:
+                return f"{_described(task, found)}, for all that its time allowed to find out,"
             left = _those(left, torch.stack(list(found.values())).any(dim=0))
         left = _halves(left)
         done += len(left.lower)
         if done > MOST_BOXES or len(left.lower) > at_once or bool((left.width.amax(dim=1) <= NARROWEST * size).any()):
-            graph = task.engine.network.graph
-            node = graph.by_name[next(iter(found))]
-            return f"{(node.source or node.name)!r} ({node.operator})"
+            return _described(task, found)
+        if time.monotonic() > deadline:
+            return f"{_described(task, found)}, for all that its time allowed to find out,"
         found = _undefined(task, engine, IBP, left)
     return None
+
+
+def _described(task: Task, found: Mapping[str, Tensor]) -> str:
+    node = task.engine.network.graph.by_name[next(iter(found))]
+    return f"{(node.source or node.name)!r} ({node.operator})"
 
 
 def _at_once(task: Task) -> int:
@@ -103,8 +115,10 @@ def _in_double(task: Task) -> NetworkEngine:
     )
 
 
-def _undefined(task: Task, engine: NetworkEngine, method: Method, boxes: Interval) -> Mapping[str, Tensor]:
-    analysis = engine.analyse(method, boxes, task.options)
+def _undefined(
+    task: Task, engine: NetworkEngine, method: Method, boxes: Interval, deadline: float = inf
+) -> Mapping[str, Tensor]:
+    analysis = engine.analyse(method, boxes, task.options if deadline == inf else task.options.until(deadline))
     return undefined_nodes(engine.network.graph, engine.shaped(boxes), analysis.inputs, torch.finfo(task.own_type).max)
 
 

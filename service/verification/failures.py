@@ -44,7 +44,7 @@ class RowFailures:
     def add(self, instances: Sequence[int], error: Exception) -> None:
         for instance in instances:
             self.errors[instance] = error
-            self.report.log(f"instance {instance}: failed, {_shown(error)}")
+            self.report.log(f"instance {instance}: failed, {_describe_error(error)}")
 
     def raise_first(self, count: int) -> None:
         """Raise :class:`RowsFailedError` if any of the job's ``count`` instances failed on this rank."""
@@ -54,9 +54,9 @@ class RowFailures:
         error = self.errors[min(self.errors)]
         raise RowsFailedError(
             f"{len(self.errors)} of {count} instances ended in an error of the service, not in a verdict: {named}; "
-            f"the rows of the others are kept. The first error: {_shown(error)}"
+            f"the rows of the others are kept. The first error: {_describe_error(error)}"
         ) from error
 
 
-def _shown(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

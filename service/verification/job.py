@@ -87,7 +87,7 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
         own.failures.raise_first(first.asked.count)
     if result is None:
         return None
-    context.report.log(_ended(result["verdicts"], time.monotonic() - started))
+    context.report.log(_describe_end(result["verdicts"], time.monotonic() - started))
     return {
         **result,
         "time": dict(zip(PHASES, spent, strict=True)),
@@ -212,7 +212,7 @@ class _InstanceRunner:
 
     def _searched(self, task: Task, entry: DecidedRow, searches: SearchRunner, checks: _Checks) -> BoundsRow:
         row = checks.settled(replace(entry, row=searches.decided(entry.row)), searches.limit(entry.instance))
-        return _shown(row, task, checks.guard.checker)
+        return _add_outputs(row, task, checks.guard.checker)
 
     def _resumed(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are reported again, since the last
@@ -299,7 +299,7 @@ class _InstanceRunner:
         outcome = certify(task.engine, checker, method, options, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
-        rows = [_shown(replace(row, note=task.precision), task, checker) for row in found]
+        rows = [_add_outputs(replace(row, note=task.precision), task, checker) for row in found]
         layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
         return [DecidedRow(*each) for each in zip(rows, layers, outcome.overflows, strict=True)]
 
@@ -351,10 +351,10 @@ def _searched_again(
 ) -> BoundsRow:
     """Return a search of a row in another arithmetic, if the job searches."""
     searches = SearchRunner(task, context, clock, checker)
-    return _shown(searches.decided(row), task, checker) if searches.wants(row) else replace(row, reason=REASON)
+    return _add_outputs(searches.decided(row), task, checker) if searches.wants(row) else replace(row, reason=REASON)
 
 
-def _shown(row: BoundsRow, task: Task, checker: CounterexampleChecker) -> BoundsRow:
+def _add_outputs(row: BoundsRow, task: Task, checker: CounterexampleChecker) -> BoundsRow:
     """Return the row with the outputs at its counterexample, if any; all ranks that bound the instance call it."""
     if row.counterexample is None:
         return row
@@ -394,7 +394,7 @@ def _searched(row: BoundsRow) -> str:
     return f"instance {row.instance}: {row.verdict}{how} ({domains}, {row.seconds:.1f} s)"
 
 
-def _ended(verdicts: Mapping[str, int], seconds: float) -> str:
+def _describe_end(verdicts: Mapping[str, int], seconds: float) -> str:
     """Return the job's result."""
     found = ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.items() if count)
     return f"{found or 'no instances'} after {seconds:.1f} s"

@@ -33,7 +33,9 @@ from service.verification.task import Task
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 
 LEAST, SHARE = 3, 0.1
-"""The number of inputs that are always run, and the share of an instance's seconds that all of them may take."""
+"""The number of inputs that are always run, and the share of an instance's seconds that all of them may take, or what
+only a note depends on; whether a proved instance has a value everywhere may take what its proof left of them.
+"""
 GUIDED = 16
 """Most rows of outputs whose gradients choose corners."""
 OF_HALVES = 1e-2
@@ -61,22 +63,26 @@ class OutsideAttack:
         infinite. Raises :class:`WrongBoundsError` where its file refutes it.
         """
         query = self.task.asked.query(row.instance)
+        started, most = time.monotonic(), min(limit, MOST_SECONDS)
         if row.verdict != Verdict.VERIFIED.value and row.lower:
-            row = self._noted(row, overflows)
+            row = self._noted(row, overflows, started + SHARE * most)
         if row.verdict in {Verdict.UNKNOWN.value, "timeout"}:
             return replace(row, reason=f"{row.reason or ''}{open_tests(self.task, row.instance)}" or None)
         if row.verdict != Verdict.VERIFIED.value or query is None:
             return row
-        started = time.monotonic()
-        found = self._settled(row, query, started + SHARE * min(limit, MOST_SECONDS), overflows)
+        found = self._settle_row(
+            row, query, started + SHARE * most, overflows, started + max(SHARE * most, most - row.seconds)
+        )
         return replace(found, seconds=row.seconds + time.monotonic() - started)
 
-    def _settled(self, row: BoundsRow, query: Query, deadline: float, overflows: bool) -> BoundsRow:
+    def _settle_row(
+        self, row: BoundsRow, query: Query, deadline: float, overflows: bool, defined_by: float
+    ) -> BoundsRow:
         specified = specifications(query, CPU)
         if (
             self.task.engine.is_alone
             and (overflows or self._may_be_undefined)
-            and (node := undefined_in(self.task, specified)) is not None
+            and (node := undefined_in(self.task, specified, defined_by)) is not None
         ):
             return _undecided(
                 row, f"{node} may have no value in the box, or overflow: the output may be no number (NaN)"
@@ -91,19 +97,19 @@ class OutsideAttack:
             except UnsupportedModelError as error:
                 return _undecided(row, f"at an input of the box, {error}")
             if bool(outputs.isnan().any()):
-                return _undecided(row, f"onnxruntime gives no number (NaN) at an input of the box, {_shown(x)}")
+                return _undecided(row, f"onnxruntime gives no number (NaN) at an input of the box, {_show_point(x)}")
             if self._is_violated(specification, x.double(), outputs):
                 raise self._reported(row, x, outputs)
         return row
 
-    def _noted(self, row: BoundsRow, overflows: bool) -> BoundsRow:
+    def _noted(self, row: BoundsRow, overflows: bool, deadline: float) -> BoundsRow:
         """Return the row with a note where a value that its output depends on may be no number: what reads it may be
         a number all the same, and outside of the bounds.
         """
         if not self.task.engine.is_alone or not (overflows or self._may_be_undefined):
             return row
         box = self.task.asked.batch([row.instance], self.task.like).box
-        if (node := undefined_within(self.task, Interval(box.lower, box.upper))) is None:
+        if (node := undefined_within(self.task, Interval(box.lower, box.upper), deadline)) is None:
             return row
         note = f"bounds hold where every value is a number: {node} may have none in the box, or overflow"
         return replace(row, note="; ".join(each for each in (row.note, note) if each))
@@ -235,5 +241,5 @@ def _undecided(row: BoundsRow, reason: str) -> BoundsRow:
     return replace(row, verdict=Verdict.UNKNOWN.value, decided_by=None, reason=reason)
 
 
-def _shown(x: Tensor) -> str:
+def _show_point(x: Tensor) -> str:
     return f"({', '.join(f'{entry:.9g}' for entry in x[:6].tolist())}{', …' if len(x) > 6 else ''})"

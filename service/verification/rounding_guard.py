@@ -54,11 +54,11 @@ class RoundingGuard:
         seconds in all.
         """
         started = time.monotonic()
-        found = self._settled(row, started + limit - row.seconds)
+        found = self._settle_row(row, started + limit - row.seconds)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
 
     @torch.no_grad()
-    def _settled(self, row: BoundsRow, deadline: float) -> BoundsRow:
+    def _settle_row(self, row: BoundsRow, deadline: float) -> BoundsRow:
         query = self.task.asked.query(row.instance)
         if row.verdict != Verdict.VERIFIED.value or query is None or self.task.like.dtype != torch.float32:
             return row

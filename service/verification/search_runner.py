@@ -134,7 +134,7 @@ class SearchRunner:
         self.clock.seconds["search"] += decision.seconds - decision.attacking
         if decision.domains:
             self._report(row.instance, DecisionProgress(decision.domains, left, decision.bound, decision.seconds))
-        found = _found(decision, row)
+        found = _enter_results(decision, row)
         if decision.verdict is Verdict.VERIFIED and decision.visited is not None:
             self.task.visited[row.instance] = decision.visited
         if decision.verdict is not Verdict.UNKNOWN:
@@ -251,7 +251,7 @@ class SearchRunner:
         )
 
 
-def _found(decision: Decision, row: BoundsRow) -> BoundsRow:
+def _enter_results(decision: Decision, row: BoundsRow) -> BoundsRow:
     """Return the row with the search's results, except the verdict and its reason."""
     known = [margin for margin in (row.margin, decision.bound) if margin is not None and isfinite(margin)]
     return replace(

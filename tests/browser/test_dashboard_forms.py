@@ -61,7 +61,7 @@ def test_a_spec_without_its_defaults_is_the_same_spec(run: Any, schemas: dict[st
             "model": model,
             "data": {"source": "digits"},
             "steps": 9,
-            "optimizer": {"lr": 0.5},
+            "optimizer": {"name": "adamw", "lr": 0.5},
             "parallel": {"tp": 2},
         },
         "verify": {

@@ -124,8 +124,8 @@ class Worker:
     def emit(self, ref: AttemptRef, events: Sequence[dict[str, Any]]) -> None:
         self.store.attempts.emit(ref, [{"time": time.time(), "rank": 0, **event} for event in events])  # type: ignore[typeddict-item]
 
-    def end(self, ref: AttemptRef, error: str | None = None, **result: Any) -> None:
-        failure = None if error is None else JobError(type="ValueError", message=error)
+    def end(self, ref: AttemptRef, error: str | None = None, *, final: bool = False, **result: Any) -> None:
+        failure = None if error is None else JobError(type="ValueError", message=error, final=final)
         self.store.attempts.finish(ref, PartOutcome("failed" if error else "succeeded", result=result, error=failure))
 
     def run_next(self, act: Callable[[AttemptRef], None]) -> threading.Thread:

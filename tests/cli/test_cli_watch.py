@@ -7,6 +7,7 @@ import re
 import signal
 from typing import Any
 
+import pytest
 from cli_world import TRAIN, Cli, Worker
 
 from service.jobs.records import AttemptRef
@@ -31,13 +32,20 @@ def test_watching_a_success_exits_0(trivet: Cli, worker: Worker) -> None:
     assert len(following) <= 80, "a command to be copied fits into a narrow terminal"
 
 
-def test_watching_a_failure_exits_1_and_says_why(trivet: Cli, worker: Worker) -> None:
-    thread = worker.run_next(lambda ref: worker.end(ref, "the loss is not finite"))
+@pytest.mark.parametrize(
+    ("final", "advice"),
+    [
+        (False, "again, from its last checkpoint if it has one: trivet retry job_"),
+        (True, "it would fail again: change its spec"),
+    ],
+)
+def test_watching_a_failure_exits_1_and_says_why(trivet: Cli, worker: Worker, final: bool, advice: str) -> None:
+    thread = worker.run_next(lambda ref: worker.end(ref, "the loss is not finite", final=final))
     ran = trivet("submit", trivet.spec(), "--watch")
     thread.join()
     assert ran.code == 1
     assert "the loss is not finite" in ran.err
-    assert "again, from its last checkpoint if it has one: trivet retry job_" in ran.err
+    assert advice in ran.err
 
 
 def test_watch_follows_a_job_and_as_json_gives_its_events(trivet: Cli, worker: Worker, store: Store) -> None:

@@ -267,6 +267,34 @@ def test_the_first_process_chooses_how_many_climb(
     assert len(set(program.file.read_text().split())) == processes
 
 
+@dataclass(frozen=True)
+class InDoublePrecision(Ending):
+    """A sound program that notes where it runs in float64; the first such process ends if it is to."""
+
+    file: Path = Path(os.devnull)
+    ends: bool = False
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        if dtype == torch.float64:
+            is_first = not self.file.exists()
+            with self.file.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            if is_first and self.ends:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().build(dtype)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_one_process_of_a_phase_makes_the_baseline_and_if_it_ends_another(ends: bool, tmp_path: Path) -> None:
+    program = InDoublePrecision("train", 0, file=tmp_path / "processes", ends=ends)
+    each_rung = tuple((case,) for case in EACH_PHASE[0])
+    found, _ = climbed(prepared(program), each_rung)
+    assert [each.result.verdict for each in found] == ["pass"] * 2
+    assert len(program.file.read_text().split()) == 1 + ends
+    parities = [rung_row(each.result)["parity"]["judged_by"] for each in found]
+    assert parities == ["float64"] * 2
+
+
 def test_no_more_is_begun_once_the_job_is_to_stop() -> None:
     found, _ = climbed(prepared(), EACH_PHASE, stop=True)
     assert {each.result.verdict for each in found} == {"not_reached"}

@@ -24,7 +24,8 @@ JOB = {
     "model": {"family": "gated", "in_features": 2, "out_features": 3},
     "data": {"source": "rings", "rings": 3},
     "objective": "hinge",
-    "optimizer": {"lr": 0.03},
+    "optimizer": {"name": "signum", "lr": 0.03},
+    "schedule": {"decay": "triangle", "period": 80},
     "steps": 40,
     "parallel": {"tp": 2},
 }
@@ -74,6 +75,8 @@ def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -
         ("families", "gated"),
         ("sources", "rings"),
         ("objectives", "hinge"),
+        ("optimizers", "signum"),
+        ("schedules", "triangle"),
         ("programs", "allocator"),
     ):
         (entry,) = (each for each in kinds[group] if each["name"] == name)

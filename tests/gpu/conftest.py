@@ -24,6 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     visible = ",".join(map(str, range(GPUS)))
-    running = start(tmp_path_factory.mktemp("service") / "data", CUDA_VISIBLE_DEVICES=visible, TRIVET_CPU_SLOTS="4")
+    # A file has dozens of jobs: they are forked, as a user's are.
+    set_here = {"CUDA_VISIBLE_DEVICES": visible, "TRIVET_CPU_SLOTS": "4", "TRIVET_WARM_SUPERVISORS": "1"}
+    running = start(tmp_path_factory.mktemp("service") / "data", **set_here)
     yield running
     stop(running)

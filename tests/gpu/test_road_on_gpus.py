@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from gpu_jobs import ended, losses, nothing_left_of, signal_ranks
+from gpu_jobs import GPUS, ended, losses, nothing_left_of, signal_ranks
 from running_service import LIMIT_S, Service
 
 LAYERS, WIDTH, SEQUENCE = 8, 512, 256
@@ -61,11 +61,32 @@ def test_the_check_of_a_language_model_ends_and_its_gate_compiles_a_training_tha
 ) -> None:
     checked = ended(service, {"kind": "compile", "model": {"job": trained["id"]}, "shapes": [8], "steps": 4, **COMMON})
     assert checked["result"]["verdicts"] == {"pass": 10}, checked["result"]["summary"]
-    gate = {"train": True, "inference": True, "gate": checked["id"]}
-    job = service.submit({**LANGUAGE, "compile": gate, "retries": 1})
+    train_by_gate_and_kill(service, checked["id"], LANGUAGE, losses(service, trained["id"]))
+
+
+@pytest.mark.skipif(GPUS < 2, reason=f"two ranks over NCCL need 2 GPUs; this machine has {GPUS}")
+@pytest.mark.parametrize("layout", ["dp_shard", "tp", "pp"])
+def test_the_road_of_a_language_model_on_two_gpus(service: Service, trained: dict[str, Any], layout: str) -> None:
+    divided = {"parallel": {layout: 2}}
+    climbed = {
+        "shapes": [4 if layout == "dp_shard" else 8],
+        "steps": 3,
+        "modes": ["eager", "inductor"],
+        "phases": ["train"],
+    }
+    checked = ended(service, {"kind": "compile", "model": {"job": trained["id"]}, **climbed, **divided, **COMMON})
+    assert checked["result"]["verdicts"] == {"pass": 2}, checked["result"]["summary"]
+    train_by_gate_and_kill(service, checked["id"], LANGUAGE | divided, losses(service, trained["id"]))
+
+
+def train_by_gate_and_kill(service: Service, gate: str, spec: dict[str, Any], alone: list[float]) -> None:
+    """A training that the gate compiles loses its ranks, resumes, and ends where one without either ends."""
+    job = service.submit(
+        {**spec, "compile": {"train": True, "inference": "parallel" not in spec, "gate": gate}, "retries": 1}
+    )
     service.wait(job["id"], lambda seen: (seen["progress"] or {}).get("done", 0) > 50 or seen["ended_at"])
     signal_ranks(job["id"], signal.SIGKILL)
     resumed = service.wait(job["id"])
     assert (resumed["state"], resumed["attempt"]) == ("succeeded", 2), resumed["error"]
-    assert losses(service, job["id"])[-1] == pytest.approx(losses(service, trained["id"])[-1], rel=0.02)
+    assert losses(service, job["id"])[-1] == pytest.approx(alone[-1], rel=0.02)
     nothing_left_of(job["id"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import torch
 from local_service import processes_of
 from running_service import LIMIT_S, Service
@@ -25,10 +26,13 @@ def nothing_left_of(job_id: str) -> None:
     eventually(lambda: not list(processes_of(job_id)), LIMIT_S)
 
 
+def ranks_of(job_id: str) -> list[psutil.Process]:
+    return [each for each in processes_of(job_id) if "workers.rank" in " ".join(each.cmdline())]
+
+
 def signal_ranks(job_id: str, number: int) -> None:
-    for process in processes_of(job_id):
-        if "workers.rank" in " ".join(process.cmdline()):
-            process.send_signal(number)
+    for process in ranks_of(job_id):
+        process.send_signal(number)
 
 
 def losses(service: Service, job_id: str) -> list[float]:

@@ -11,7 +11,10 @@ import torch
 from nets import mlp, prepared
 from torch import Tensor, nn
 
+from service.bounds.interval import Interval
 from service.bounds.network import Network, prepare
+from service.bounds.options import BoundOptions
+from service.bounds.rigorous import rigorous_crown
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.engine import PLAIN, RIGOROUS, NetworkEngine
@@ -33,6 +36,10 @@ def exactly(module: nn.Sequential, x: Sequence[float]) -> list[Fraction]:
             for row, b in zip(weight, bias, strict=True)
         ]
     return values
+
+
+def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor) -> Tensor:
+    return rigorous_crown(network, box, BoundOptions()).lower_bounds(rows)
 
 
 def both_sides(size: int) -> Tensor:

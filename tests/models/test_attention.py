@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from divided_tensors import copy_parts
 from torch import nn
 
 from service.jobs.spec.model import TransformerConfig
 from service.models.transformer import Attention, Rotary
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import Replicated
-from service.parallel.tensor.placement import own_part, sharded_dimensions
+from service.parallel.tensor.placement import sharded_dimensions
 
 
 def attention(config: TransformerConfig, axis: Axis) -> nn.Module:
@@ -36,8 +37,7 @@ def test_the_parts_of_all_ranks_add_up_to_the_whole(ranks: int, kv_heads: int, b
     for rank in range(ranks):
         axis = Axis(ranks, rank)
         part = attention(config, axis)
-        for name, parameter, dimension in sharded_dimensions(part):
-            parameter.data = own_part(whole.get_parameter(name).detach(), dimension, axis).clone()
+        copy_parts(whole, part, axis)
         parts.append(part)
         total = total + part(x, Replicated())
     torch.testing.assert_close(total, expected)

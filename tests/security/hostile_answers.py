@@ -156,7 +156,7 @@ def _delivery(text: str) -> dict[str, Any]:
 def _kinds(text: str) -> dict[str, Any]:
     choice = {"name": text, "description": text, "distribution": text, "version": text, "schema": {text: text}}
     broken = {"group": text, "name": text, "distribution": text, "version": text, "reason": f"{text}\n{text}"}
-    named = {what: [choice] for what in ("families", "sources", "objectives", "programs")}
+    named = {what: [choice] for what in ("families", "sources", "objectives", "optimizers", "schedules", "programs")}
     return {"items": [{**choice, "kind": text}], **named, "unavailable": [broken]}
 
 

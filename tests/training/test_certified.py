@@ -23,11 +23,11 @@ from service.jobs.spec.data import DigitsData
 from service.jobs.spec.model import ConvnetConfig, MlpConfig
 from service.jobs.spec.objective import Certified
 from service.models import build, data, load_into
+from service.objectives import Objective, ObjectiveContext, objective_for
+from service.objectives.certified import final_level, level, pair_rows
 from service.parallel import mesh as meshes
 from service.parallel.mesh import SINGLE
 from service.parallel.pipeline.stage import Part
-from service.training.objective import Objective, ObjectiveContext, objective_for
-from service.training.objective.certified import final_level, level, pair_rows
 
 EPS = 0.04
 CONFIGS: dict[str, ModelConfig] = {

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.models.data import Split
+from service.objectives.cross_entropy import ClassCrossEntropy
 from service.parallel.boundary import StepBoundary
 from service.training.engine import AccumulationEngine, SharesOfSamples, chunks
 from service.training.gradients import NonFiniteError, clip_, squared_norm
 from service.training.history import History
 from service.training.journal import peak_flops
 from service.training.loop import batches
-from service.training.objective.cross_entropy import ClassCrossEntropy
 from service.training.step_totals import RankShare, StepReduction
 
 CPU = torch.device("cpu")

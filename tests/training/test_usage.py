@@ -13,9 +13,9 @@ from training_runs import MLP, TRANSFORMER, Recording, train
 
 from service.jobs.events import LONGEST_WORDS
 from service.jobs.spec.train import TrainSpec
+from service.objectives.cross_entropy import ClassCrossEntropy
 from service.parallel.boundary import CallSite, HeldResult, Origin
 from service.training import usage
-from service.training.objective.cross_entropy import ClassCrossEntropy
 
 KEYS = (usage.CALLS, usage.FORWARDS, usage.REENTRIES, usage.OUTLIVING)
 

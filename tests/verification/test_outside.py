@@ -11,19 +11,26 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx_jobs import BOX, DECLARED, NETWORK, reach, specification, upload
 from onnx_models import model, node
 from torch import Tensor
 from verify_jobs import context
 
+from service.bounds.finite import undefined_nodes
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
 from service.bounds.onnx import load
 from service.bounds.onnx.own_file import OwnFile
 from service.bounds.onnx.reading import Runtime, parse
 from service.bounds.operators.conversion import Array
 from service.jobs.files import DataLayout
+from service.jobs.spec.families.transformer import TransformerConfig
 from service.jobs.spec.verify import VerifySpec
-from service.verification import job
+from service.models import build
+from service.models.transformer import AfterEmbedding, Transformer
+from service.verification import job, outside
 from service.verification.bab.specification import Specification
 from service.verification.bab.visited import VisitedInputs
 from service.verification.defined import open_tests
@@ -145,6 +152,26 @@ def test_where_a_model_has_no_value_nothing_is_verified(data: DataLayout, name: 
         assert report.bounds[0]["verdict"] == verdict
         if verdict == "unknown":
             assert report.bounds[0]["reason"].startswith(f"{told} may have no value in the box, or overflow")
+
+
+def test_what_is_not_found_out_in_its_time_is_said_to_be_so(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside, "MOST_SECONDS", 0.0)
+    constants = {constant: np.float32(number) for constant, number in CONSTANTS.items()}
+    file = {"onnx": upload(data, model(HIDDEN["a logarithm"][0], [1, 1], constants))}
+    ranked, report = context(data)
+    asked = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0))(assert (<= X_0 5))(assert (>= Y_0 11))"
+    job.run(specification(data, asked, model=file), ranked)
+    assert "for all that its time allowed to find out" in report.bounds[0]["reason"]
+
+
+def test_a_causal_mask_is_no_overflow() -> None:
+    """The least number of float64 stands for the upper end of −∞."""
+    config = TransformerConfig(vocab_size=8, dim=16, layers=1, heads=2, kv_heads=2, ffn_dim=16, max_sequence=4)
+    transformer = build(config, None, dtype=torch.float64)
+    assert isinstance(transformer, Transformer)
+    network = prepare(AfterEmbedding(transformer, 4).eval().requires_grad_(False), (4, 16))
+    box = Interval.point(torch.randn(1, 4, 16, dtype=torch.float64))
+    assert not undefined_nodes(network.graph, box, METHODS["ibp"](network, box, BoundOptions()).inputs)
 
 
 @pytest.mark.parametrize(("lower", "is_noted"), [(-1.0, True), (1.0, False)])

@@ -102,17 +102,14 @@ def compare(alone: dict[str, Ends]) -> dict[str, dict[str, float]]:
 
 
 def _streams(mesh: Any) -> tuple[Network, Network]:
+    from divided_tensors import copy_parts
     from nets import redraw
 
     from service.parallel.mesh import SINGLE
-    from service.parallel.tensor.placement import own_part, sharded_dimensions
 
     whole, divided = Streams(SINGLE, False).double(), Streams(mesh.tp, True).double()
     redraw(whole, torch.Generator().manual_seed(5), scale=2)
-    weights = dict(whole.named_parameters())
-    with torch.no_grad():
-        for name, parameter, dimension in sharded_dimensions(divided):
-            parameter.copy_(own_part(weights[name], dimension, mesh.tp))
+    copy_parts(whole, divided, mesh.tp)
     return prepare(divided, (4, 3), mesh.tp), prepare(whole, (4, 3))
 
 

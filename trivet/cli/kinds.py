@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def kinds(as_json: JsonFlag = False) -> None:
-    """List kinds of jobs, and the model families, data sources, objectives and programs that they can name."""
+    """List kinds of jobs, and what they can name: model families, data sources, objectives, optimizers and so on."""
     with client() as service:
         found = service.kinds()
     if as_json:
@@ -25,6 +25,8 @@ def kinds(as_json: JsonFlag = False) -> None:
         ("family", found.families),
         ("source", found.sources),
         ("objective", found.objectives),
+        ("optimizer", found.optimizers),
+        ("schedule", found.schedules),
         ("program", found.programs),
     )
     for what, choices in named:

@@ -216,7 +216,10 @@ def tell(job: Job, out: Terminal, err: Terminal) -> None:
     if job.error is not None:
         err.block(f"{job.error.type}: {job.error.message}", style="red", indent=2)
         err.print(f"see: trivet logs {job.id}")
-    err.print(f"again, from its last checkpoint if it has one: trivet retry {job.id}")
+    if job.error is not None and job.error.final:
+        err.print("it would fail again: change its spec, and submit that")
+    else:
+        err.print(f"again, from its last checkpoint if it has one: trivet retry {job.id}")
 
 
 def _gated(job: Job) -> str | None:

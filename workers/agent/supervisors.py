@@ -80,7 +80,7 @@ class Supervisors:
             return [process.pid for process in self._started if process.poll() is None] + forked
 
     def tend(self) -> None:
-        """Collect ended processes, and start a fork server if one is due; call this now and then."""
+        """Forget ended processes, and start a fork server if one is due; call this now and then."""
         with self._lock:
             self._started = [process for process in self._started if process.poll() is None]
             self._forked = [process for process in self._forked if process.alive]
@@ -104,9 +104,12 @@ class Supervisors:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
+        # It is collected as soon as it ends, as the kernel does it for forks.
+        threading.Thread(target=process.wait, name=f"supervisor {process.pid}", daemon=True).start()
+        return process
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def restrict(
     handled = _ALL | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     scoped = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= 6 else 0
     attributes = struct.pack("QQQ", handled, 0, scoped) if version >= 6 else struct.pack("Q", handled)
-    ruleset = _checked(_libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)))
+    ruleset = _check(_libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)))
     hidden = [path.resolve() for path in secret]
     try:
         for paths, rights in ((read, _READ), (write, _READ | _CHANGE), (write_files, _READ | _WRITE_FILE | _TRUNCATE)):
@@ -75,7 +75,7 @@ def restrict(
                     else:
                         _grant(ruleset, granted, allowed)
         forbid_new_privileges()
-        _checked(_libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)))
+        _check(_libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)))
     finally:
         os.close(ruleset)
 
@@ -111,10 +111,10 @@ def _add_rule(ruleset: int, handle: int, rights: int) -> None:
     if not stat.S_ISDIR(os.fstat(handle).st_mode):
         rights &= _OF_FILES
     rule = struct.pack("=Qi", rights, handle)
-    _checked(_libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)))
+    _check(_libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)))
 
 
-def _checked(result: int) -> int:
+def _check(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"Landlock: {os.strerror(number)}")

@@ -136,7 +136,8 @@ def _give_up(report: RankReporter, error: BaseException, folder: Path) -> None:
     refused, full = isinstance(error, RefusedError), full_disk(error, folder)
     text = "".join(traceback.format_exception(error))
     report.flush()
-    report.error(DISK_FULL if full else type(error).__name__, full or str(error), "" if refused else text)
+    final = isinstance(error, RefusedError) and error.final and not full
+    report.error(DISK_FULL if full else type(error).__name__, full or str(error), "" if refused else text, final=final)
     with contextlib.suppress(OSError):
         print(f"refused: {error}" if refused else text, file=sys.stderr, flush=True)
     os._exit(1)

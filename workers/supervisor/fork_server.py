@@ -96,6 +96,7 @@ class ForkServer:
         forked.
         """
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler raises wherever it comes, in an import too
+        # The agent watches this process from now on: it is not its child, and only it can say its id.
         os.write(0, b"%d" % os.getpid())
         present_as([sys.executable, "-m", "workers.supervisor"], {})
         group = Group(environment, own_namespaces=self._own_namespaces, adopting=True, forked=True)

@@ -261,7 +261,7 @@ def _rank_raised(event: ErrorEvent, attempt: int) -> PartOutcome:
     rank = event["rank"]
     assert rank is not None
     trace = traceback_name(attempt, rank) if event["traceback"] else None
-    return _failed_outcome(event["error"], event["message"], rank, trace)
+    return _failed_outcome(event["error"], event["message"], rank, trace, final=event.get("final", False))
 
 
 def _shortfall(evidence: Evidence) -> PartOutcome | None:
@@ -290,11 +290,17 @@ def _success(evidence: Evidence) -> PartOutcome:
     )
 
 
-def _failed_outcome(error: str, message: str, rank: int | None = None, traceback: str | None = None) -> PartOutcome:
+def _failed_outcome(
+    error: str, message: str, rank: int | None = None, traceback: str | None = None, *, final: bool = False
+) -> PartOutcome:
     return PartOutcome(
         "failed",
         error=JobError(
-            type=shortened(error, LONGEST_WORDS), message=_cut(message), rank=rank, traceback_artifact=traceback
+            type=shortened(error, LONGEST_WORDS),
+            message=_cut(message),
+            rank=rank,
+            traceback_artifact=traceback,
+            final=final,
         ),
     )
 

@@ -82,7 +82,7 @@ def propagate_patches(
     images = [None if each is None else each.contiguous() for each in lines]
     if out.numel():
         a = flat(values)
-        numbers = rows, *given[0].shape[-3:], *size[1:], *strides(a), *_placed(place, moves)
+        numbers = rows, *given[0].shape[-3:], *size[1:], *strides(a), *_place_arguments(place, moves)
         flags = {"BELOW": lines[2] is not None, "ABOVE": lines[3] is not None, **block(size.numel())}
         kernels.lines_in_patches[(batch * rows,)](a, place.contiguous(), *images, out, bias, *numbers, **flags)
     return out, bias
@@ -102,11 +102,11 @@ def least_in_patches(
     out = values.new_empty(batch, rows)
     if out.numel():
         a = flat(values)
-        numbers = rows, *lower.shape[-3:], *size[1:], *strides(a), *_placed(place, moves)
+        numbers = rows, *lower.shape[-3:], *size[1:], *strides(a), *_place_arguments(place, moves)
         ends = lower.contiguous(), upper.contiguous()
         kernels.least_in_patches[(batch * rows,)](a, place.contiguous(), *ends, out, *numbers, **block(size.numel()))
     return out
 
 
-def _placed(place: Tensor, moves: tuple[Pair, Pair]) -> tuple[int, ...]:
+def _place_arguments(place: Tensor, moves: tuple[Pair, Pair]) -> tuple[int, ...]:
     return (place.shape[1] * 2 if len(place) > 1 else 0, *moves[0], *moves[1])

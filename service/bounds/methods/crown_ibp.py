@@ -1,4 +1,4 @@
-"""Bounds by Bounds by CROWN-IBP (Zhang et al., 2020): intermediate bounds by intervals, the output by one backward
+"""Bounds by CROWN-IBP (Zhang et al., 2020): intermediate bounds by intervals, the output by one backward
 pass.
 """
 

@@ -166,9 +166,9 @@ class PlainLayers(LayerArithmetic):
         if before is None or len(set(node.inputs)) > 1 or operator.mixes(node):
             return None
         is_in_place = operator.keeps_order or (isinstance(operator, Elementwise) and node.shape == node.input_shapes[0])
-        return before if is_in_place else self._moved(node, before)
+        return before if is_in_place else self._move_entries(node, before)
 
-    def _moved(self, node: Node, before: Tensor) -> Tensor | None:
+    def _move_entries(self, node: Node, before: Tensor) -> Tensor | None:
         """Return entries in the positions to which an operator moves them."""
         if not isinstance(OPERATORS[node.operator], Permute | Slice | Select | Expand):
             return None

@@ -16,9 +16,6 @@ from service.bounds.onnx.reading import run_alone
 from service.bounds.onnx.selecting import looked_up
 from service.bounds.operators.conversion import Array, Call, Converter, Shape, Value, Values, axis, integers, number
 
-OF_AXES = ("axes", "scales", "keep_aspect_ratio_policy")
-"""Attributes of ``Resize`` that are about some of its dimensions."""
-
 
 def _same_entries(call: Call, values: Values, shape: Shape) -> Tensor:
     """Reshapes of every kind: the shape is known."""
@@ -76,7 +73,7 @@ def _gather(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _gather_elements(call: Call, values: Values, shape: Shape) -> Tensor:
-    return (_moved if values[1].constant else gathered_elements)(call, values, shape)
+    return (_move_entries if values[1].constant else gathered_elements)(call, values, shape)
 
 
 def _split(call: Call, values: Values, shape: Shape) -> list[Tensor]:
@@ -93,7 +90,7 @@ def _pad(call: Call, values: Values, shape: Shape) -> Tensor:
     x, rank = values[0].float, len(values[0].shape)
     pads, mode = integers(call, values, 1, "pads"), call.attributes.get("mode", "constant")
     if mode != "constant":
-        return _moved(call, values, shape)
+        return _move_entries(call, values, shape)
     if pads is None:
         raise call.refuse("it has no pads")
     axes = integers(call, values, 3, "axes") or list(range(rank))
@@ -104,7 +101,7 @@ def _pad(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.pad(x, widths, value=number(call, values, 2, "value") or 0.0)
 
 
-def _moved(call: Call, values: Values, shape: Shape) -> Tensor:
+def _move_entries(call: Call, values: Values, shape: Shape) -> Tensor:
     """Whatever repeats, drops or reorders entries: onnxruntime does it to their numbers. 0 is what it fills in."""
     if not all(value.constant for value in values[1:] if value.present) or values[0].constant:
         raise call.refuse("more than its first input depends on the input")
@@ -191,25 +188,25 @@ def _beside(alone: Call, given: Shape, sizes: Mapping[int, int], index: int) -> 
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "Compress": _moved,
+    "Compress": _move_entries,
     "Concat": _concatenate,
-    "DepthToSpace": _moved,
+    "DepthToSpace": _move_entries,
     "Expand": _expand,
     "Flatten": _same_entries,
     "Gather": _gather,
     "GatherElements": _gather_elements,
-    "GatherND": _moved,
+    "GatherND": _move_entries,
     "Pad": _pad,
     "Reshape": _same_entries,
     "Resize": _resize,
-    "ReverseSequence": _moved,
+    "ReverseSequence": _move_entries,
     "Slice": _slices,
-    "SpaceToDepth": _moved,
+    "SpaceToDepth": _move_entries,
     "Split": _split,
     "Squeeze": _same_entries,
-    "Tile": _moved,
+    "Tile": _move_entries,
     "Transpose": _transpose,
-    "Trilu": _moved,
+    "Trilu": _move_entries,
     "Unsqueeze": _same_entries,
     "Upsample": _resize,
 }

@@ -36,7 +36,7 @@ def _compared(function: Pair) -> Converter:
     return convert
 
 
-def _joined(function: Pair) -> Converter:
+def _convert_pair(function: Pair) -> Converter:
     """Return the converter of a function of two truths, or of two values in ``Equal``."""
 
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -57,7 +57,7 @@ def _equal(call: Call, values: Values, shape: Shape) -> Converted:
         above, below = (x - y - 0.5, y - x - 0.5) if constants else (x - y, y - x)
         return (1 - positive(above)) * (1 - positive(below))
 
-    return _joined(are_equal)(call, values, shape)
+    return _convert_pair(are_equal)(call, values, shape)
 
 
 def _negation(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -90,7 +90,7 @@ def _is_infinite(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    "And": _joined(lambda x, y: x * y),
+    "And": _convert_pair(lambda x, y: x * y),
     "Equal": _equal,
     "Greater": _compared(lambda x, y: positive(x - y)),
     "GreaterOrEqual": _compared(lambda x, y: 1 - positive(y - x)),
@@ -99,7 +99,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Less": _compared(lambda x, y: positive(y - x)),
     "LessOrEqual": _compared(lambda x, y: 1 - positive(x - y)),
     "Not": _negation,
-    "Or": _joined(lambda x, y: x + y - x * y),
+    "Or": _convert_pair(lambda x, y: x + y - x * y),
     "Sign": _sign,
-    "Xor": _joined(lambda x, y: x + y - 2 * x * y),
+    "Xor": _convert_pair(lambda x, y: x + y - 2 * x * y),
 }

@@ -4,6 +4,7 @@ that they come to.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,9 +53,7 @@ def _with_branches_taken(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.Mod
     """
     while chosen := constant_conditions(model, dependence_of(model)):
         values = evaluate(model, {node.input[0] for node in chosen.values()})
-        taken = onnx.ModelProto()
-        taken.CopyFrom(model)
-        taken.graph.ClearField("node")
+        taken = _without_nodes(model)
         for index, node in enumerate(model.graph.node):
             if index in chosen:
                 _put_branch(taken.graph, node, index, bool(values[node.input[0]].all()))
@@ -62,6 +61,13 @@ def _with_branches_taken(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.Mod
                 taken.graph.node.append(node)
         model = taken
     return model
+
+
+def _without_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    found.graph.ClearField("node")
+    return found
 
 
 def _put_branch(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, condition: bool) -> None:
@@ -89,24 +95,22 @@ def _with_loops_unrolled(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.Mod
     values of others for their shapes.
     """
     while counted := counted_loops(model, dependence_of(model)):
-        wanted = {name for node in counted.values() for name in _asked(node)}
+        wanted = {name for node in counted.values() for name in _deciding_values(node)}
         values = evaluate(model, wanted) if wanted else {}
         read = {name for node in model.graph.node for name in read_by(node)} | {
             each.name for each in model.graph.output
         }
-        found = onnx.ModelProto()
-        found.CopyFrom(model)
-        found.graph.ClearField("node")
+        found = _without_nodes(model)
         for index, node in enumerate(model.graph.node):
             if index in counted:
-                _Unrolling(found.graph, node, f"{name_of(node, index)}.{index}", opset_of(model), read).put(values)
+                _Unrolling(found.graph, opset_of(model), node, f"{name_of(node, index)}.{index}", read).put(values)
             else:
                 found.graph.node.append(node)
         model = found
     return model
 
 
-def _asked(node: onnx.NodeProto) -> list[str]:
+def _deciding_values(node: onnx.NodeProto) -> list[str]:
     """Return the values that decide about the number of rounds."""
     if node.op_type == "Loop":
         asks = goes_on(body_of(node))
@@ -119,15 +123,35 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 @dataclass(eq=False)
-class _Unrolling:
+class _NodeWriter(ABC):
+    """Adds nodes and constants to a graph."""
+
+    graph: onnx.GraphProto
+    opset: int
+
+    def _add(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        self.graph.node.append(helper.make_node(operator, list(inputs), [output], **attributes))
+        return output
+
+    def _unsqueeze(self, name: str, axis: int, output: str) -> str:
+        """Add a dimension of length 1. Which one is an attribute, and from opset 13 on an input."""
+        if self.opset < 13:
+            return self._add("Unsqueeze", [name], output, axes=[axis])
+        return self._add("Unsqueeze", [name, self._constant(f"{output}.axis", np.array([axis]))], output)
+
+    @abstractmethod
+    def _constant(self, name: str, array: Array) -> str:
+        """Add a constant, and return the name by which nodes read it."""
+
+
+@dataclass(eq=False)
+class _Unrolling(_NodeWriter):
     """One loop on its way into a graph; ``place`` begins the names of all that is added, ``read`` are names that are
     read anywhere.
     """
 
-    graph: onnx.GraphProto
     node: onnx.NodeProto
     place: str
-    opset: int
     read: Collection[str]
     body: onnx.GraphProto = field(init=False)
     shared: dict[str, str] = field(init=False)
@@ -150,7 +174,7 @@ class _Unrolling:
         rounds = int(values[count].reshape(-1)[0]) if begins else 0
         asks = goes_on(self.body)
         goes = bool(values[asks].all()) if isinstance(asks, str) else asks
-        rounds = self._checked(rounds if goes else min(rounds, 1))
+        rounds = self._check_rounds(rounds if goes else min(rounds, 1))
         asked = self._constant("condition", np.array(True))
         rows = list[list[str]]()
         for index in range(rounds):
@@ -168,7 +192,7 @@ class _Unrolling:
         state, scanned = list(self.node.input[:-count]), self.node.input[-count:]
         axes = list(attributes.get("scan_input_axes", [0] * count))
         lengths = {values[name].shape[axis] for name, axis in zip(scanned, axes, strict=True)}
-        rounds, backward = self._checked(min(lengths)), attributes.get("scan_input_directions", [0] * count)
+        rounds, backward = self._check_rounds(min(lengths)), attributes.get("scan_input_directions", [0] * count)
         rows = list[list[str]]()
         for index in range(rounds):
             rows_in = [
@@ -182,7 +206,7 @@ class _Unrolling:
         turned = attributes.get("scan_output_directions", [0] * outputs)
         self._finish(state, rows, list(attributes.get("scan_output_axes", [0] * outputs)), turned)
 
-    def _checked(self, rounds: int) -> int:
+    def _check_rounds(self, rounds: int) -> int:
         size = max(rounds, 0) * len(self.body.node)
         if size > MOST_NODES:
             raise self._refuse(f"its rounds come to {size} nodes, {MOST_NODES} at most")
@@ -210,21 +234,14 @@ class _Unrolling:
                 continue
             if not rows:
                 raise self._refuse(f"{output!r} has no rows, as there is no round")
-            parts = [self._widened(row[place], axis, f"{output}.{index}") for index, row in enumerate(rows)]
+            parts = [
+                self._unsqueeze(row[place], axis, f"{self.place}.{output}.{index}") for index, row in enumerate(rows)
+            ]
             self._add("Concat", parts[::-1] if turned and turned[place] else parts, output, axis=axis)
-
-    def _widened(self, name: str, axis: int, output: str) -> str:
-        given = {} if self.opset >= 13 else {"axes": [axis]}
-        inputs = [name] if given else [name, self._constant(f"axis {axis}", np.array([axis]))]
-        return self._add("Unsqueeze", inputs, f"{self.place}.{output}", **given)
 
     def _gathered(self, input_: int, name: str, axis: int, index: int) -> str:
         place = self._constant(f"place {index}", np.array(index))
         return self._add("Gather", [name, place], f"{self.place}.{index}.{input_}.row", axis=axis)
-
-    def _add(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        self.graph.node.append(helper.make_node(operator, list(inputs), [output], **attributes))
-        return output
 
     def _constant(self, name: str, array: Array) -> str:
         full = f"{self.place}.{name}"
@@ -264,10 +281,8 @@ def _without_sequences(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.Model
         if name and name not in depends.values
     }
     split = {node.input[0] for node in model.graph.node if node.op_type == "SplitToSequence"} - depends.varying
-    found = onnx.ModelProto()
-    found.CopyFrom(model)
-    found.graph.ClearField("node")
-    writer = _Sequences(found.graph, evaluate(model, chosen | split), depends, opset_of(model))
+    found = _without_nodes(model)
+    writer = _Sequences(found.graph, opset_of(model), evaluate(model, chosen | split), depends)
     for index, node in ordered(model.graph.node):
         writer.take(node, name_of(node, index))
     return found
@@ -281,13 +296,11 @@ def _places(node: onnx.NodeProto) -> Sequence[str]:
 
 
 @dataclass(eq=False)
-class _Sequences:
+class _Sequences(_NodeWriter):
     """Sequences as the names of the tensors that they hold, while nodes are written into a graph."""
 
-    graph: onnx.GraphProto
     values: Mapping[str, Array]
     depends: Dependence
-    opset: int
     known: dict[str, list[str]] = field(default_factory=dict)
 
     def take(self, node: onnx.NodeProto, name: str) -> None:
@@ -300,9 +313,9 @@ class _Sequences:
             unknown += [each for each in node.input if each in self.depends.varying]
             if unknown:
                 raise UnsupportedModelError(f"ONNX {node.op_type} (node {name!r}): {unknown[0]!r} depends on the input")
-            self._written(node, name)
+            self._write_sequence(node, name)
 
-    def _written(self, node: onnx.NodeProto, name: str) -> None:
+    def _write_sequence(self, node: onnx.NodeProto, name: str) -> None:
         (output, *_), kind, attributes = node.output, node.op_type, _attributes(node)
         if kind == "SequenceEmpty":
             self.known[output] = []
@@ -333,13 +346,7 @@ class _Sequences:
             self._concatenate(held, output, int(attributes["axis"]), bool(attributes.get("new_axis", 0)))
 
     def _concatenate(self, held: Sequence[str], output: str, axis: int, new: bool) -> None:
-        parts = held
-        if new:
-            given = {} if self.opset >= 13 else {"axes": [axis]}
-            extra = [self._constant(f"{output}.axis", np.array([axis]))] if not given else []
-            parts = [
-                self._add("Unsqueeze", [each, *extra], f"{output}.{index}", **given) for index, each in enumerate(held)
-            ]
+        parts = [self._unsqueeze(each, axis, f"{output}.{index}") for index, each in enumerate(held)] if new else held
         self._add("Concat", parts, output, axis=axis)
 
     def _split(self, node: onnx.NodeProto, name: str, attributes: Mapping[str, Any]) -> list[str]:
@@ -363,10 +370,6 @@ class _Sequences:
         else:
             self.graph.node.append(helper.make_node("Split", [x], parts, axis=axis, split=lengths))
         return parts
-
-    def _add(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        self.graph.node.append(helper.make_node(operator, list(inputs), [output], **attributes))
-        return output
 
     def _constant(self, name: str, array: Array) -> str:
         self.graph.initializer.append(numpy_helper.from_array(array, name))

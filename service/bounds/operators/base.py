@@ -21,6 +21,7 @@ from service.bounds.linear.rows.patches import Pair, image_of
 from service.bounds.operators.allowance import Roundings, backward_error
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.conversion import Converter
+from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.rank_group import RankGroup
@@ -168,7 +169,7 @@ class Collective(LinearOperator):
     adds_up: ClassVar[bool]
 
     def refusal(self, node: Node) -> str | None:
-        return "it divides the batch over the group" if "dim" in node.arguments and divided_dim(node) == 0 else None
+        return "it divides the batch over the group" if "dim" in node.arguments and dimension_of(node) == 0 else None
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(over_ranks=self.adds_up)
@@ -247,9 +248,3 @@ class NonlinearOperator(Operator):
         """Return, for each input, its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the
         relaxation.
         """
-
-
-def divided_dim(node: Node) -> int:
-    """Return a collective's ``dim``, counted from 0 with the batch."""
-    given = int(node.arguments["dim"])
-    return given if given >= 0 else given + len(node.shape) + 1

@@ -60,7 +60,7 @@ class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
         return {name: shared_operand(value, node, cut, share) for name, value in node.arguments.items()}
 
     @staticmethod
-    def _chosen(condition: Interval) -> tuple[Tensor, Tensor]:
+    def _certain_operands(condition: Interval) -> tuple[Tensor, Tensor]:
         """Return the entries at which the first, and those at which the second operand is certainly taken."""
         size = magnitude(condition)
         slack = 64 * torch.finfo(size.dtype).eps * (size + 1).nan_to_num(posinf=0.0)
@@ -79,16 +79,16 @@ class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
         ]
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        (first, second), (left, right) = self._chosen(inputs[0]), self._operands(node, inputs)
+        (first, second), (left, right) = self._certain_operands(inputs[0]), self._operands(node, inputs)
         whole = _around(left, right)
         lower = torch.where(first, left.lower, torch.where(second, right.lower, whole.lower))
         return Interval(lower, torch.where(first, left.upper, torch.where(second, right.upper, whole.upper)))
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> ChosenOperands:
-        return ChosenOperands(node, *self._chosen(bounds[0]), _around(*self._operands(node, bounds)))
+        return ChosenOperands(node, *self._certain_operands(bounds[0]), _around(*self._operands(node, bounds)))
 
     def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
-        first, second = self._chosen(bounds[0])
+        first, second = self._certain_operands(bounds[0])
         return tuple(~first & ~second for _ in bounds)
 
     def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:

@@ -22,8 +22,9 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators.allowance import Propagate, signs_kept
-from service.bounds.operators.base import Collective, Crossing, divided_dim
+from service.bounds.operators.base import Collective, Crossing
 from service.bounds.operators.conversion import Converter
+from service.bounds.operators.dimensions import dimension_of
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, widened
 
@@ -148,14 +149,14 @@ class GatherFromGroup(End):
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.gather(ends, divided_dim(node) + 1).unbind()
+        lower, upper = tp_group.gather(ends, dimension_of(node) + 1).unbind()
         return Interval(lower, upper)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.own(coefficients, divided_dim(node) + 1),))
+        return Propagated((tp_group.own(coefficients, dimension_of(node) + 1),))
 
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), divided_dim(node) + 1, tp_group),))
+        return Propagated((_mine(tp_group.join(coefficients, 1), dimension_of(node) + 1, tp_group),))
 
 
 class ScatterToGroup(Begin):
@@ -166,10 +167,10 @@ class ScatterToGroup(Begin):
     adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return inputs[0].map(lambda end: tp_group.own(end, divided_dim(node)))
+        return inputs[0].map(lambda end: tp_group.own(end, dimension_of(node)))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.gather(coefficients, divided_dim(node) + 1),))
+        return Propagated((tp_group.gather(coefficients, dimension_of(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.gather(_in_place(node, coefficients, tp_group), 1),))
@@ -191,14 +192,14 @@ class GatherWithReduce(_EnteringCollective):
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.join(ends, divided_dim(node) + 1).unbind()
+        lower, upper = tp_group.join(ends, dimension_of(node) + 1).unbind()
         return Interval(lower, upper)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.own_sum(coefficients, divided_dim(node) + 1),))
+        return Propagated((tp_group.own_sum(coefficients, dimension_of(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), divided_dim(node) + 1, tp_group),))
+        return Propagated((_mine(tp_group.join(coefficients, 1), dimension_of(node) + 1, tp_group),))
 
 
 class ReduceScatter(_EnteringCollective):
@@ -212,11 +213,11 @@ class ReduceScatter(_EnteringCollective):
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.own_sum(ends, divided_dim(node) + 1).unbind()
+        lower, upper = tp_group.own_sum(ends, dimension_of(node) + 1).unbind()
         return Interval.summed(lower, upper)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.join(coefficients, divided_dim(node) + 1),))
+        return Propagated((tp_group.join(coefficients, dimension_of(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.join(_in_place(node, coefficients, tp_group), 1),))
@@ -233,7 +234,7 @@ def _mine(whole: Tensor, dim: int, tp_group: RankGroup) -> Tensor:
 
 def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:
     """Return coefficients of this rank's slice as those of the whole value; the rest are zero."""
-    along = divided_dim(node) + 1
+    along = dimension_of(node) + 1
     whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
     mine = tp_group.own_range(whole.shape[along])
     whole[(slice(None),) * along + (mine,)] = coefficients

@@ -56,7 +56,7 @@ class Curve:
         """Return the least and the greatest value over each interval; infinite if the function may have none."""
         usable = self._usable(bounds, finite=False)
         inner = bounds.map(lambda end: torch.where(usable, end, torch.full_like(end, self.inside)))
-        at = [inner.lower, inner.upper, *(_within(point, inner) for point in self.stationary)]
+        at = [inner.lower, inner.upper, *(within(point, inner) for point in self.stationary)]
         values = [(self.function(point), point) for point in at]
         errors = [self.value_error(point, value) for value, point in values]
         # An exact value must not move: a 0 that turns negative has no root.
@@ -87,7 +87,7 @@ class Curve:
 
     def _least(self, bounds: Interval, slope: Tensor, sign: int) -> Tensor:
         """Return a lower bound of ``sign·(f(z) − slope·z)`` over the interval."""
-        edges = [bounds.lower, *(_within(point, bounds) for point in self.inflections), bounds.upper]
+        edges = [bounds.lower, *(within(point, bounds) for point in self.inflections), bounds.upper]
         least = torch.stack([self._height(edge, slope, sign) for edge in edges]).amin(dim=0)
         if self.derivative is None:
             return least
@@ -135,7 +135,8 @@ def _less(value: Tensor, error: Tensor) -> Tensor:
     return torch.where(error > 0, down(value - error), value)
 
 
-def _within(point: float, bounds: Interval) -> Tensor:
+def within(point: float, bounds: Interval) -> Tensor:
+    """Return the point, or for each interval without it the end that is nearest to it."""
     return torch.full_like(bounds.lower, point).clamp(min=bounds.lower, max=bounds.upper)
 
 

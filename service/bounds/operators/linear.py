@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from service.bounds.flat import by_instance, by_row
@@ -34,6 +35,16 @@ class Affine:
     bias: Tensor | None
 
 
+AT_ONCE = 2**26
+"""Entries of a weight of which absolute values are made at once: whole ones take as much memory as the weight."""
+
+
+def _through_magnitudes(spread: Tensor, weight: Tensor) -> Tensor:
+    """Return ``r |W|ᵀ``."""
+    parts = torch.split(weight, max(1, AT_ONCE // max(weight.shape[1], 1)))
+    return torch.cat([spread @ part.abs().mT for part in parts], dim=-1)
+
+
 class AffineOperator(AccumulatingOperator):
     """Centre and radius forward: ``W c + b ± |W| r``, exact for independent inputs. Backward: ``A W``, ``A b``."""
 
@@ -48,7 +59,7 @@ class AffineOperator(AccumulatingOperator):
         centre = inputs[0].centre @ layer.weight.mT
         if layer.bias is not None:
             centre = centre + layer.bias
-        return Interval.around(centre, inputs[0].spread @ layer.weight.abs().mT)
+        return Interval.around(centre, _through_magnitudes(inputs[0].spread, layer.weight))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         layer = self.read(node)

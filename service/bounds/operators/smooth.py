@@ -19,7 +19,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
-from service.bounds.operators.curve import Curve, Error, Function
+from service.bounds.operators.curve import Curve, Error, Function, within
 from service.bounds.operators.table import LineTable
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Lines, Relaxation
@@ -86,7 +86,7 @@ class SmoothFunction:
         return self._range(bounds)
 
     def _range(self, bounds: Interval) -> Interval:
-        at = [bounds.lower, bounds.upper, *(_clamped(point, bounds) for point in self.stationary)]
+        at = [bounds.lower, bounds.upper, *(within(point, bounds) for point in self.stationary)]
         values = torch.stack([self.function(point) for point in at])
         return Interval(values.amin(dim=0), values.amax(dim=0))
 
@@ -160,7 +160,7 @@ class SmoothFunction:
             sizes = ends if self.defined is None else values.abs().clamp(max=largest)
             return torch.stack([above, -below], dim=1) - eps * (sizes + sloped).detach()
 
-        edges = torch.stack([bounds.lower, *(_clamped(point, bounds) for point in self.inflections), bounds.upper])
+        edges = torch.stack([bounds.lower, *(within(point, bounds) for point in self.inflections), bounds.upper])
         least = heights(edges.unsqueeze(1)).amin(dim=0)
         # At an extremum the height does not change with z: its gradient needs the points as constants only.
         with torch.no_grad():
@@ -222,7 +222,7 @@ class SmoothFunction:
         fractions = torch.linspace(0, 1, UNIFORM_POINTS, dtype=lower.dtype, device=lower.device)
         fractions = fractions.reshape(-1, *[1] * lower.ndim)
         spread = lower * (1 - fractions) + upper * fractions
-        samples = [_clamped(point, bounds).unsqueeze(0) for point in self.samples]
+        samples = [within(point, bounds).unsqueeze(0) for point in self.samples]
         return torch.cat([spread, *samples]) if samples else spread
 
 
@@ -279,10 +279,6 @@ class _Tangents:
         return Lines(
             *(torch.where(usable, ours, none if plain is None else plain.unsqueeze(1)) for ours, plain in lines)
         )
-
-
-def _clamped(point: float, bounds: Interval) -> Tensor:
-    return torch.full_like(bounds.lower, point).clamp(min=bounds.lower, max=bounds.upper)
 
 
 def _pairs(

@@ -112,13 +112,6 @@ def rigorous_alpha_crown_fixed(network: Network, box: Interval, options: BoundOp
     return replace(analysis, options=_smaller(analysis.options), bounding=OptimisedLowerBounds(options.ascent))
 
 
-def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor, options: BoundOptions | None = None) -> Tensor:
-    """Return lower bounds ``(batch, rows)`` of ``rows · output`` that hold in real arithmetic, see
-    :func:`rigorous_crown`.
-    """
-    return rigorous_crown(network, box, options or BoundOptions()).lower_bounds(rows)
-
-
 def _check(box: Interval) -> None:
     if box.lower.dtype != torch.float64 or box.upper.dtype != torch.float64:
         raise ValueError(f"rigorous bounds need a float64 network and box, got a box of {box.lower.dtype}")

@@ -36,7 +36,7 @@ def cut_graph(graph: Graph, placements: Mapping[str, Placement], stages: int) ->
 
     Raises :class:`UnsupportedModelError` if there are too few places for a cut.
     """
-    cuts = _chosen(graph, _possible(graph, placements), stages)
+    cuts = _choose_cuts(graph, _possible(graph, placements), stages)
     ends = [_StageCut(1, (graph.input.name,), 0), *cuts, _StageCut(len(graph.nodes), (graph.output.name,), 0)]
     return [_part(graph, first, last) for first, last in pairwise(ends)]
 
@@ -67,7 +67,7 @@ def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[_StageC
     return found
 
 
-def _chosen(graph: Graph, possible: Sequence[_StageCut], stages: int) -> list[_StageCut]:
+def _choose_cuts(graph: Graph, possible: Sequence[_StageCut], stages: int) -> list[_StageCut]:
     """Return the cuts that the fewest entries cross, among those in which no stage holds much more than it must."""
     if len(possible) < stages - 1:
         raise UnsupportedModelError(
@@ -114,7 +114,7 @@ def _part(graph: Graph, first: _StageCut, last: _StageCut) -> Graph:
     nodes = graph.by_name
     entering = [nodes[name] for name in first.crossing]
     begin = _separated(entering) if len(entering) > 1 else [_input(entering[0].name, entering[0].shape)]
-    end = _joined([nodes[name] for name in last.crossing]) if len(last.crossing) > 1 else []
+    end = _join_values([nodes[name] for name in last.crossing]) if len(last.crossing) > 1 else []
     return Graph((*begin, *graph.nodes[first.at : last.at], *end))
 
 
@@ -134,7 +134,7 @@ def _separated(entering: Sequence[Node]) -> list[Node]:
     return found
 
 
-def _joined(leaving: Sequence[Node]) -> list[Node]:
+def _join_values(leaving: Sequence[Node]) -> list[Node]:
     flat = [_viewed(f"{node.name}_leaving", node, (node.size,)) for node in leaving]
     arguments = {"tensors": tuple(Ref(node.name) for node in flat), "dim": 1}
     shapes = tuple(node.shape for node in flat)

@@ -296,17 +296,17 @@ class _StagesBefore:
     features: int
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
-        return _asked(self.line, _StageRequest.OWN_ROWS if own else _StageRequest.COMMON_ROWS, rows)
+        return _ask_for(self.line, _StageRequest.OWN_ROWS if own else _StageRequest.COMMON_ROWS, rows)
 
     def optimised(self, anchor: Tensor) -> OptimisedBefore:
         _tell(self.line, _StageRequest.OPTIMISE)
         return _OptimisedStagesBefore(self.line, anchor)
 
     def chosen(self, rows: Tensor, own: bool) -> Tensor:
-        return _asked(self.line, _StageRequest.OWN_ROWS_CHOSEN if own else _StageRequest.COMMON_ROWS_CHOSEN, rows)
+        return _ask_for(self.line, _StageRequest.OWN_ROWS_CHOSEN if own else _StageRequest.COMMON_ROWS_CHOSEN, rows)
 
     def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
-        found = _asked(self.line, _StageRequest.OWN_PLANES if own else _StageRequest.COMMON_PLANES, rows)
+        found = _ask_for(self.line, _StageRequest.OWN_PLANES if own else _StageRequest.COMMON_PLANES, rows)
         return found[..., :-1], found[..., -1]
 
 
@@ -329,14 +329,14 @@ class _Bounds(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, anchor: Tensor, line: StageLink, own: bool) -> Tensor:
         ctx.line = line
-        return _asked(line, _StageRequest.OWN_ROWS_OPTIMISED if own else _StageRequest.COMMON_ROWS_OPTIMISED, rows)
+        return _ask_for(line, _StageRequest.OWN_ROWS_OPTIMISED if own else _StageRequest.COMMON_ROWS_OPTIMISED, rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        return _asked(ctx.line, _StageRequest.GRADIENT, gradient), gradient.new_zeros(()), None, None
+        return _ask_for(ctx.line, _StageRequest.GRADIENT, gradient), gradient.new_zeros(()), None, None
 
 
-def _asked(line: StageLink, asked: _StageRequest, tensor: Tensor) -> Tensor:
+def _ask_for(line: StageLink, asked: _StageRequest, tensor: Tensor) -> Tensor:
     _tell(line, asked)
     line.to_previous(tensor)
     return line.from_previous()

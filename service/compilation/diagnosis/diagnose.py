@@ -23,7 +23,7 @@ from service.compilation.instruments.trace import traced
 from service.compilation.judgement import Result
 from service.compilation.program import Program
 from service.compilation.ranks.group import GroupLostError, Separable, any_rank, collective_attempt, gather
-from service.compilation.run.baseline import Baseline, make_baseline
+from service.compilation.run.baseline import Baseline, make_baseline, random_numbers
 from service.compilation.run.built_program import build, build_only
 from service.compilation.run.compare_runs import compare_runs
 from service.compilation.run.observation import RungCase
@@ -219,7 +219,7 @@ class _ModuleSearch:
         return bool(fault)
 
     def _fault(self, unit: str) -> str:
-        with empty_caches(), self.baseline.precision(), self.baseline.random_numbers(self.case.rung):
+        with empty_caches(), self.baseline.precision(), random_numbers(self.baseline.eager, self.case.rung):
             try:
                 built = build_only(self.program, self.case.phase, self.case.rung, unit)
                 seen = record_run(built, self.plan.iterations, self.baseline.eager.starts)

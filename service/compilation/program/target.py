@@ -23,12 +23,12 @@ from service.models import data
 from service.models.data import Split
 from service.models.parallelize import Fingerprint, ModelRecipe, environment, fingerprint, parallelize, plain
 from service.models.reference import resolve
+from service.objectives import Objective, ObjectiveContext, objective_for
 from service.parallel import mesh as meshes
 from service.parallel.fsdp import before_backward
-from service.parallel.mesh import Axis, Mesh
+from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.parallel.pipeline.transport import connect
-from service.parallel.tensor import cross_entropy, vocabulary_parallel_cross_entropy
 from service.schedules import generator
 
 
@@ -40,8 +40,7 @@ class _CheckedModel:
     weights: models.Weights | None
     recipe: ModelRecipe
     mesh: Mesh
-    output_axis: Axis
-    """The axis over which the logits are divided."""
+    objective: Objective
     device: torch.device
     seed: int
 
@@ -54,14 +53,14 @@ class _CheckedModel:
         if self.weights is not None:
             models.load_into(model, self.weights)
         model.to(dtype)
-        parallelize(model, self.recipe if dtype is torch.float32 else self.recipe.exact(), self.mesh)
+        self.objective.adapt(model, part or Part())
+        recipe = self.recipe if dtype is torch.float32 else self.recipe.exact()
+        parallelize(model, recipe, self.mesh, units=self.objective.units(model))
         return model
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy of this rank's samples over the data-parallel ranks: FSDP sums gradients."""
-        if isinstance(self.config.reads, Features):
-            return cross_entropy(logits, targets) / self.mesh.dp.size
-        return vocabulary_parallel_cross_entropy(logits, targets, self.output_axis) / self.mesh.dp.size
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean objective of this rank's samples over the data-parallel ranks: FSDP sums gradients."""
+        return self.objective.mean(outputs, targets) / self.mesh.dp.size
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,18 @@ def _model_target(spec: CompileSpec, context: RunContext, device: torch.device, 
     config, weights = resolve(spec.model, context.data)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     recipe = ModelRecipe.from_spec(spec)
-    own = fingerprint(config, recipe, device)
-    model = _CheckedModel(config, weights, recipe, mesh, axis, device, spec.seed)
+    own = fingerprint(config, recipe, device, spec.objective)
+    samples = config.reads if spec.data is None else spec.data.gives
+    objective = objective_for(spec.objective, ObjectiveContext(config, samples, mesh, axis))
+    objective.begin(0)
+    model = _CheckedModel(config, weights, recipe, mesh, objective, device, spec.seed)
     inputs = batches(spec, config, device, mesh.dp.rank, context.data)
     about = {"model": config.model_dump(mode="json"), "activation_checkpoint": recipe.activation_checkpoint}
-    about |= {"precision": recipe.precision.model_dump(), "sharding": recipe.sharding.model_dump()}
+    about |= {
+        "objective": spec.objective.model_dump(mode="json"),
+        "precision": recipe.precision.model_dump(),
+        "sharding": recipe.sharding.model_dump(),
+    }
     if recipe.pipeline is None:
         before = before_backward(recipe.sharding)
         return Target(ModelProgram(model.build, inputs, model.loss, spec.micro_batches, before), Subject(own, about))

@@ -15,7 +15,7 @@ from service.compilation.instruments.switches import own_random_numbers
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
 from service.compilation.run.audit import Audit, audit, unseen_in
-from service.compilation.run.baseline import Baseline
+from service.compilation.run.baseline import Baseline, draws_like
 from service.compilation.run.built_program import BuiltProgram, build
 from service.compilation.run.compare_runs import compare_runs
 from service.compilation.run.distribution import PLAN, differs_in_distribution
@@ -136,7 +136,7 @@ class Assessment:
         """Yield how the rung drew random numbers while it was compared."""
         if self.refused:
             yield f"with fallback_random, which no job has, it ends with {self.refused}"
-        elif self.baseline.draws_like_eager(self.case.rung):
+        elif draws_like(self.baseline.eager, self.case.rung):
             yield "ran with fallback_random: a job's own draws will differ from eager's"
 
     def notes(self) -> Iterator[str]:

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from service.compilation.instruments.profile import Peak, allocated_bytes, peak,
 from service.compilation.instruments.switches import eager_random_numbers
 from service.compilation.instruments.text import first_line
 from service.compilation.instruments.tf32 import FactorsSeen, InTf32, factors_that_may_lose_bits, full_float32
-from service.compilation.monitor.uncompiled_calls import CallCounts, Calls, counted_calls
+from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Program
 from service.compilation.run.built_program import StepRecord, build, record_step, units_of
 from service.compilation.run.oracles import Oracle, all_of, comparable, drifts, oracles_of, oracles_of_one, scale_of
@@ -34,6 +35,35 @@ _OTHER_SEED = 2**31 - 1
 """A seed that no iteration has."""
 _ROUNDING = 1e-5
 """The distance of results, as a fraction of their size, up to which they are the same except for rounding."""
+
+
+class UncompiledError(Exception):
+    """The program does not run uncompiled; the message says why."""
+
+
+class Reference(Protocol):
+    """What a compiled run starts from, and is judged by, which may still be in the making."""
+
+    @property
+    def eager(self) -> RecordedRun:
+        """Return the uncompiled run from whose states all others start."""
+
+    def precision(self) -> AbstractContextManager[None]:
+        """Forbid TF32, within, if it would hide errors."""
+
+    def completed(self) -> Baseline:
+        """Return the baseline once it has been made. Raises :class:`UncompiledError`."""
+
+
+@dataclass(frozen=True)
+class FirstRun:
+    """The first uncompiled run, and what it has shown of the program."""
+
+    eager: RecordedRun
+    calls: Calls
+    differentiable: bool
+    """Whether gradients flow through any module to compile."""
+    recomputes: bool
 
 
 @dataclass(frozen=True)
@@ -84,13 +114,8 @@ class Baseline:
         """Forbid TF32, within, if it would hide errors."""
         return full_float32() if self.hidden_by_tf32 else nullcontext()
 
-    def draws_like_eager(self, rung: Rung) -> bool:
-        """Return whether the rung is compared with eager's own draws, which generated code has in no job."""
-        return rung.compiles_backward and self.eager.random
-
-    def random_numbers(self, rung: Rung) -> AbstractContextManager[Any]:
-        """Make generated code draw the same random numbers as eager, within, if it draws any."""
-        return eager_random_numbers() if self.draws_like_eager(rung) else nullcontext()
+    def completed(self) -> Baseline:
+        return self
 
     def begun_like(self, eager: RecordedRun) -> Baseline:
         """Return how to judge a run from other states, of which ``eager`` is the only uncompiled one."""
@@ -99,6 +124,38 @@ class Baseline:
             for found, known in zip(eager.tensors, self.oracles, strict=True)
         )
         return replace(self, eager=eager, oracles=oracles, drifts=(None,) * len(oracles))
+
+
+@dataclass(frozen=True)
+class AwaitedBaseline:
+    """A baseline whose first run is known, of a program in which TF32 hides nothing; ``complete`` awaits the rest."""
+
+    first: FirstRun
+    complete: Callable[[], Baseline]
+
+    @property
+    def eager(self) -> RecordedRun:
+        return self.first.eager
+
+    def precision(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def completed(self) -> Baseline:
+        return self._made
+
+    @cached_property
+    def _made(self) -> Baseline:
+        return self.complete()
+
+
+def draws_like(eager: RecordedRun, rung: Rung) -> bool:
+    """Return whether the rung is compared with eager's own draws, which generated code has in no job."""
+    return rung.compiles_backward and eager.random
+
+
+def random_numbers(eager: RecordedRun, rung: Rung) -> AbstractContextManager[Any]:
+    """Make generated code draw the same random numbers as eager, within, if it draws any."""
+    return eager_random_numbers() if draws_like(eager, rung) else nullcontext()
 
 
 def make_baseline(
@@ -113,17 +170,12 @@ def make_baseline(
     ``on_any`` returns whether a condition of this rank holds on any of the ranks that run together; ``tells`` is called
     with the name of each run. If TF32 would hide errors, everything runs again in full float32, and rungs must too.
     """
-    runs = _UncompiledRuns(program, phase, iterations, on_any, tells)
-    found = runs.make_baseline()
-    moved = _moved_by_tf32(found)
-    if not on_any(moved > SETTINGS.tf32_limit):
-        return found
-    with full_float32():
-        return replace(runs.make_baseline(), hidden_by_tf32=moved)
+    runs = UncompiledRuns(program, phase, iterations, on_any, tells)
+    return runs.complete(runs.begin())
 
 
 @dataclass(frozen=True)
-class _UncompiledRuns:
+class UncompiledRuns:
     """The program and phase to run, and whom to ask and tell meanwhile."""
 
     program: Program
@@ -132,11 +184,38 @@ class _UncompiledRuns:
     on_any: Callable[[bool], bool]
     tells: Callable[[str], None]
 
-    def make_baseline(self) -> Baseline:
-        """Make all runs, and compare them."""
+    @property
+    def may_round_to_tf32(self) -> bool:
+        """Return whether TF32 may hide errors: then the first run may not be the one that counts."""
+        return bool(factors_that_may_lose_bits(self.program.device))
+
+    def visit(self) -> None:
+        """Run the program once with each input shape, so that its first run in this process is no compiled one."""
+        self.tells(f"{self.phase}: each shape once, uncompiled")
+        built = build(self.program, self.phase)
+        for number in range(self.program.period):
+            record_step(built, number)
+
+    def begin(self) -> FirstRun:
+        """Make the run whose states all others start from, and count its calls."""
         self.tells(f"{self.phase}: eager PyTorch")
-        with counted_checkpoints() as checkpoints:
-            eager, calls = self._record_first()
+        built = build(self.program, self.phase)
+        with counted_checkpoints() as checkpoints, counted_calls(units_of(built.parts)) as calls:
+            keeping = states_to_keep(built, self.iterations, self.on_any)
+            eager = record_run(built, self.iterations, keeping=keeping)
+        return FirstRun(eager, dict(calls), bool(calls.differentiable), bool(checkpoints))
+
+    def complete(self, first: FirstRun) -> Baseline:
+        """Make the other runs, and compare them; anew in full float32 if TF32 would hide errors."""
+        found = self._complete(first)
+        moved = _moved_by_tf32(found)
+        if not self.on_any(moved > SETTINGS.tf32_limit):
+            return found
+        with full_float32():
+            return replace(self._complete(self.begin()), hidden_by_tf32=moved)
+
+    def _complete(self, first: FirstRun) -> Baseline:
+        eager = first.eager
         self.tells(f"{self.phase}: eager PyTorch again")
         again, memory = self._record_again(eager)
         redrawn = self._record_redrawn() if self.on_any(eager.random) else None
@@ -149,17 +228,16 @@ class _UncompiledRuns:
             truth, note = None, "float64 draws other random numbers"
         tf32 = self._record_tf32(eager, factors) if multiplies else None
         self.tells(f"{self.phase}: comparing the uncompiled runs")
-        found = self._compare(eager, again, truth, tf32, calls)
-        return replace(found, truth_note=note, peak=memory, recomputes=bool(checkpoints))
+        return replace(self._compare(first, again, truth, tf32), truth_note=note, peak=memory)
 
     def _compare(
         self,
-        eager: RecordedRun,
+        first: FirstRun,
         again: RecordedRun,
         truth: RecordedRun | None,
         tf32: tuple[RecordedRun, RecordedRun] | None,
-        calls: CallCounts,
     ) -> Baseline:
+        eager = first.eager
         apart = (tf32[0].tensors, tf32[1].tensors) if tf32 else None
         device, exact = self.program.device, truth.tensors if truth else None
         oracles = oracles_of(eager.tensors, again.tensors, exact, apart, device)
@@ -173,20 +251,13 @@ class _UncompiledRuns:
             noise=max((each.fraction(each.noise) for each in judged), default=0.0),
             overwritten=tuple(sorted(overwritten)),
             peak=None,
-            calls=calls,
-            recomputes=False,
-            backwards_due=_backwards_due(eager, differentiable=bool(calls.differentiable)),
+            calls=first.calls,
+            recomputes=first.recomputes,
+            backwards_due=_backwards_due(eager, differentiable=first.differentiable),
             rounding_only=_rounding_only(oracles[: self.iterations]),
             device=device,
             rounds_to_tf32=tf32 is not None,
         )
-
-    def _record_first(self) -> tuple[RecordedRun, CallCounts]:
-        """Record the run whose states all others start from, and count its calls."""
-        built = build(self.program, self.phase)
-        with counted_calls(units_of(built.parts)) as calls:
-            keeping = states_to_keep(built, self.iterations, self.on_any)
-            return record_run(built, self.iterations, keeping=keeping), calls
 
     def _record_again(self, eager: RecordedRun) -> tuple[RecordedRun, Peak | None]:
         """Record the run once more: its distance from the first is noise, and its memory that of eager."""

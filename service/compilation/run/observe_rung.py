@@ -22,7 +22,7 @@ from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monito
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
 from service.compilation.run.assessment import Assessment
-from service.compilation.run.baseline import Baseline
+from service.compilation.run.baseline import Baseline, Reference, UncompiledError, random_numbers
 from service.compilation.run.built_program import BuiltProgram, StepRecord, build, record_step
 from service.compilation.run.compare_runs import kinds_of, worth_keeping
 from service.compilation.run.cost import pace, warm_seconds
@@ -33,9 +33,11 @@ from service.compilation.run.run_plan import RunPlan
 from service.compilation.time_share import GivenUpError, given_up
 
 
-def observe_rung(program: Program, case: RungCase, baseline: Baseline, plan: RunPlan, refused: str = "") -> Observation:
+def observe_rung(
+    program: Program, case: RungCase, reference: Reference, plan: RunPlan, refused: str = ""
+) -> Observation:
     """Observe the rung from empty caches; an exception becomes the observation's ``error``, unless it is the host's
-    fault (:class:`HostFaultError`).
+    fault (:class:`HostFaultError`). The ``reference`` need be complete only once the rung has run.
 
     ``refused``: the error that it raised when generated code had to draw like eager. It then draws as in a job,
     and its results are compared by distribution.
@@ -45,31 +47,31 @@ def observe_rung(program: Program, case: RungCase, baseline: Baseline, plan: Run
     itself, nor a crash of the compiler, which ends the process.
     """
     if case.rung.rehearses:
-        return rehearse_rung(program, case, baseline, plan)
+        return rehearse_rung(program, case, reference, plan)
     kept = own_cache() if case.rung.generates_code else None
     with (
         empty_caches() as folder,
-        baseline.precision(),
-        own_random_numbers() if refused else baseline.random_numbers(case.rung),
+        reference.precision(),
+        own_random_numbers() if refused else random_numbers(reference.eager, case.rung),
         recorder(case.rung, program.device) as records,
     ):
-        observer = _RungObserver(program, case, baseline, plan, records, refused=refused)
+        observer = _RungObserver(program, case, reference, plan, records, refused=refused)
         return observer.attempt(lambda: observer.observe(folder, kept))
 
 
-def rehearse_rung(program: Program, case: RungCase, baseline: Baseline, plan: RunPlan) -> Observation:
+def rehearse_rung(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
     """Observe a rung that stands in for CUDA graphs."""
     replays = Replays(program.device)
     rehearsed = replace(case, rung=replace(case.rung, backend=replays.backend))
-    return observe_rung_untimed(program, rehearsed, baseline, plan, replays)
+    return observe_rung_untimed(program, rehearsed, reference, plan, replays)
 
 
 def observe_rung_untimed(
-    program: Program, case: RungCase, baseline: Baseline, plan: RunPlan, replays: Replays | None = None
+    program: Program, case: RungCase, reference: Reference, plan: RunPlan, replays: Replays | None = None
 ) -> Observation:
     """Observe the rung like :func:`observe_rung`, without its costs."""
-    with empty_caches(), baseline.precision(), recorder(case.rung, program.device) as records:
-        observer = _RungObserver(program, case, baseline, plan, records, replays)
+    with empty_caches(), reference.precision(), recorder(case.rung, program.device) as records:
+        observer = _RungObserver(program, case, reference, plan, records, replays)
         return observer.attempt(observer.observe_untimed)
 
 
@@ -79,18 +81,16 @@ class _RungObserver:
 
     program: Program
     case: RungCase
-    baseline: Baseline
+    reference: Reference
     plan: RunPlan
     records: Recorder
     replays: Replays | None = None
     refused: str = ""
     assessment: Assessment = field(init=False)
+    """What is found out about its run, once that has ended."""
     monitor: BoundaryMonitor | None = None
     """The monitor of the judged iterations, once they have begun."""
     began: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.assessment = Assessment(self.program, self.case, self.baseline, self.plan, self.refused)
 
     def attempt(self, observe: Callable[[], Observation]) -> Observation:
         """Return what ``observe`` does, or as much as was seen before it failed or took too long."""
@@ -98,6 +98,8 @@ class _RungObserver:
             return observe()
         except GivenUpError as error:
             return Observation(self.case, given_up=str(error))
+        except UncompiledError as error:
+            return Observation(self.case, error=str(error))
         except Exception as error:
             message = fault_of_program(error)
             evidence = self.records.evidence(self.plan.warm_up, self.plan.steady)
@@ -121,6 +123,8 @@ class _RungObserver:
         timed = pace(settled, self.plan.agree, race, self.plan.alone, beside_eager=generates)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
+        if generates:
+            self.plan.tells(f"{self.case.name}: starting from a filled cache")
         cache = portable_cache() if generates else None
         warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache, folder) if generates else None
         if kept is not None:
@@ -140,6 +144,8 @@ class _RungObserver:
         return self._observation(built, run, self.records.evidence(self.plan.warm_up, self.plan.steady))
 
     def _assess(self, built: BuiltProgram, run: RecordedRun) -> None:
+        baseline = self.reference.completed()
+        self.assessment = Assessment(self.program, self.case, baseline, self.plan, self.refused)
         self.assessment.assess(built, run, self._record_watched)
         self.records.excuse()  # compilations of its own runs are no part of the judged iterations
 
@@ -164,7 +170,7 @@ class _RungObserver:
                 compiled.append(self.records.end_iteration())
                 return record
 
-            run = record_run(built, self.plan.iterations, self.baseline.eager.starts, step)
+            run = record_run(built, self.plan.iterations, self.reference.eager.starts, step)
         return run, _cold_seconds(seconds, compiled)
 
     def _record_watched(self, built: BuiltProgram, starts: Sequence[Snapshot]) -> tuple[RecordedRun, Usage]:
@@ -222,6 +228,10 @@ class _RungObserver:
             own_limit=judged.own_limit,
             audit=judged.audit,
         )
+
+    @property
+    def baseline(self) -> Baseline:
+        return self.assessment.baseline
 
     @property
     def _usage(self) -> Usage:

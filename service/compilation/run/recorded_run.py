@@ -54,6 +54,10 @@ class RecordedRun:
     random: bool
     """Whether any iteration drew random numbers."""
 
+    def without_results(self) -> RecordedRun:
+        """Return only what takes little memory."""
+        return replace(self, records=(), tensors=(), starts=())
+
 
 @dataclass(frozen=True)
 class KeptStates:
@@ -186,6 +190,14 @@ def states_to_keep(built: BuiltProgram, iterations: int, on_any: Callable[[bool]
     return KeptStates(2)
 
 
+def near_device(run: RecordedRun, device: torch.device) -> RecordedRun:
+    """Return a run whose states were kept on the host with these on ``device``, if it has room."""
+    size = sum(value.nbytes for start in run.starts for value in start.values)
+    if size > _SHARES[device.type] * _free_bytes(device):
+        return run
+    return replace(run, starts=tuple(start.to(device) for start in run.starts))
+
+
 def _free_bytes(place: torch.device) -> int:
     """Return the free bytes of a device's memory, with those that this process only keeps for its next tensors."""
     if place.type == "cuda":
@@ -214,6 +226,11 @@ class Snapshot:
             tuple(local_part(each).to(place, copy=True) for each in built.members),
             tuple(_copy_state(each.state_dict(), place) for each in built.parts.optimizers),
         )
+
+    def to(self, place: torch.device) -> Snapshot:
+        """Return the same state in another place."""
+        moved = tuple(value.to(place) for value in self.values)
+        return Snapshot(moved, tuple(_copy_state(each, place) for each in self.optimizers))
 
     def restore(self, built: BuiltProgram) -> None:
         """Restore into any build of the program, in place: compiled code knows tensors by their addresses. A build in

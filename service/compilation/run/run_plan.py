@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from service.compilation.program import Program
+from service.compilation.run.exchange import Exchange
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import Rung
 from service.compilation.time_share import ENDLESS, TimeShare
@@ -39,6 +40,8 @@ class RunPlan:
     """Entered to measure a pace: other processes may wish to do so at the same time."""
     tells: Callable[[str], None] = _tell_nobody
     """Called with the name of each run that begins."""
+    exchange: Exchange | None = None
+    """Where other processes that climb the same phase leave its baseline, or take it; ``None`` if there are none."""
     share: TimeShare = ENDLESS
     fullgraph: bool = False
     """Whether a break of a graph is a failure."""

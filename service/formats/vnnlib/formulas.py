@@ -98,7 +98,7 @@ def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, h
         return _comparison(head, [_expression(part, declared, head) for part in rest], expansion, holds)
     if head.text in ("and", "or"):
         parts = [formula(part, declared, expansion, head, holds) for part in rest]
-        return _joined(parts, (head.text == "or") is holds, expansion, head)
+        return _combine(parts, (head.text == "or") is holds, expansion, head)
     if head.text == "not":
         if len(rest) != 1:
             raise head.refuse(f"one formula, not {len(rest)},")
@@ -108,7 +108,7 @@ def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, h
     if len(rest) < 2:
         raise head.refuse(f"two formulas, not {len(rest)},")
     premises = [formula(part, declared, expansion, head, not holds) for part in rest[:-1]]
-    return _joined([*premises, formula(rest[-1], declared, expansion, head, holds)], holds, expansion, head)
+    return _combine([*premises, formula(rest[-1], declared, expansion, head, holds)], holds, expansion, head)
 
 
 def _simple(tree: SimpleComparison, declared: Declared, holds: bool) -> Constraint:
@@ -132,7 +132,7 @@ def _simple(tree: SimpleComparison, declared: Declared, holds: bool) -> Constrai
     return constraint(terms, ZERO, strict, tree)
 
 
-def _joined(parts: Sequence[list[Conjunction]], any_of: bool, expansion: Expansion, head: Token) -> list[Conjunction]:
+def _combine(parts: Sequence[list[Conjunction]], any_of: bool, expansion: Expansion, head: Token) -> list[Conjunction]:
     if any_of:
         return list(chain.from_iterable(parts))
     if not set(map(len, parts)) <= {1}:
@@ -146,7 +146,7 @@ def _comparison(head: Token, sides: Sequence[Expression], expansion: Expansion, 
         raise head.refuse(f"two sides, not {len(sides)}, for the comparison")
     ascending = sides[::-1] if head.text.startswith(">") else sides
     parts = [_compared(head, low, high, holds) for low, high in pairwise(ascending)]
-    return _joined(parts, not holds, expansion, head)
+    return _combine(parts, not holds, expansion, head)
 
 
 def _compared(head: Token, low: Expression, high: Expression, holds: bool) -> list[Conjunction]:

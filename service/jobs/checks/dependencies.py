@@ -9,10 +9,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from service.formats.exported import ExportedError, read_exported
 from service.formats.weights import WeightsFileError, check_weights
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Job, Problem
 from service.jobs.spec.common import TERMINAL, Dependency, FileReference
+from service.jobs.spec.compile import CompileSpec, ExportedProgram
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.jobs.spec.verify import FromOnnx
 
@@ -68,7 +70,7 @@ def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Prob
         elif needed.weights is not None:
             yield from _check_weights(needed, job, context)
         elif job.state in TERMINAL - {"succeeded"}:
-            yield Problem(needed.path, f"job {job.id} has {_ended(job.state)}", job.id, expected)
+            yield Problem(needed.path, f"job {job.id} has {_describe_end(job.state)}", job.id, expected)
     for needed in spec.dependencies():
         if needed.kind == "train":
             try:
@@ -86,7 +88,7 @@ def _check_weights(needed: Dependency, job: Job, context: CheckContext) -> Itera
     if job.state not in TERMINAL:
         return
     if job.state != "succeeded" and not left:
-        message = f"job {job.id} has {_ended(job.state)} and left no checkpoint"
+        message = f"job {job.id} has {_describe_end(job.state)} and left no checkpoint"
         expected = "a train job that has succeeded, still can, or has left a checkpoint"
         yield Problem(needed.path, message, job.id, expected)
     elif left and needed.weights not in ("latest", *left):
@@ -109,6 +111,21 @@ def check_archive(model: ModelRef | FromOnnx | None, context: CheckContext) -> I
         except WeightsFileError as error:
             expected = "a safetensors file of this model's weights, by its names or those of an nn.Sequential"
             yield Problem("model.safetensors", str(error), model.safetensors, expected)
+
+
+def check_exported(spec: CompileSpec, context: CheckContext) -> Iterator[Problem]:
+    """Yield why an uploaded export is none, or lacks a phase that is to be checked."""
+    if not isinstance(spec.program, ExportedProgram) or (path := context.path_of(spec.program.file)) is None:
+        return
+    try:
+        exported = read_exported(path)
+    except ExportedError as error:
+        expected = "a file that client.compile_check(module, example) has written"
+        yield Problem("program.file", f"it {error}", spec.program.file, expected)
+        return
+    if missing := [phase for phase in spec.phases if phase not in exported.graphs]:
+        had = ", ".join(exported.graphs)
+        yield Problem("phases", f"the module was exported for {had} only", list(spec.phases), f"without {missing[0]}")
 
 
 def resolve(model: ModelRef | FromOnnx | None, context: CheckContext) -> ModelConfig | None:
@@ -149,7 +166,7 @@ def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:
     return model
 
 
-def _ended(state: str) -> str:
+def _describe_end(state: str) -> str:
     return "failed" if state == "failed" else "been cancelled"
 
 

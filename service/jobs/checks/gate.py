@@ -11,7 +11,6 @@ from service.jobs.plugins import CheckContext, ModelConfig
 from service.jobs.records import Problem
 from service.jobs.spec.arithmetic import is_sharded
 from service.jobs.spec.compile import CompileSpec
-from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import TrainSpec
 
 GATE = "compile.gate"
@@ -30,9 +29,12 @@ def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContex
     if checked.model is None:
         yield Problem(GATE, "it checks a program from a package", spec.compile.gate, "a compile job about this model")
         return
-    if spec.objective != CrossEntropy():
-        message = "compile jobs check models that minimise cross entropy"
-        yield Problem("objective.name", message, spec.objective.name, "cross_entropy, or a job that does not compile")
+    if spec.objective != checked.objective:
+        message = f"the gate's job checks the model under {checked.objective.name}"
+        if spec.objective.name == checked.objective.name:
+            message += " of other numbers"
+        expected = "the objective of the gate's job, or another compile.gate"
+        yield Problem("objective", message, str(spec.objective.model_dump(mode="json")), expected)
     yield from _phases(spec, checked)
     yield from _differences(spec, checked)
     yield from _models(spec, config, resolve(checked.model, context))

@@ -118,12 +118,13 @@ class PhaseEvent(Event):
 
 class ErrorEvent(Event):
     """Reports the exception that ended a rank; ``error`` is its class name, ``traceback`` is empty if it would
-    not help.
+    not help, and ``final`` says that another attempt would fail alike.
     """
 
     error: str
     message: str
     traceback: str
+    final: NotRequired[bool]
 
 
 LONGEST_REPORT = 256 << 10
@@ -173,6 +174,7 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 _OPTIONAL: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "bound": BOUND_FIELDS,
     "progress": {"share": (int, float, NoneType), "phase": (str, NoneType), "left_s": (int, float, NoneType)},
+    "error": {"final": bool},
     "search": {"bound": (int, float, NoneType)},
     "span": {"detail": dict},
 }
@@ -266,7 +268,7 @@ def bounded_error(event: ErrorEvent) -> ErrorEvent:
         traceback = f"[{len(traceback) - LONGEST_TRACEBACK} characters are left out]…{traceback[-LONGEST_TRACEBACK:]}"
     kept = {"error": shortened(error, LONGEST_WORDS), "message": shortened(message, LONGEST_MESSAGE)}
     fields = {name: event.get(name) for name in ("type", "time", "rank")}
-    return cast(ErrorEvent, {**fields, **kept, "traceback": traceback})
+    return cast(ErrorEvent, {**fields, **kept, "traceback": traceback, "final": event.get("final", False)})
 
 
 def event_key(event: Mapping[str, Any]) -> bytes:

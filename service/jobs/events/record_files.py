@@ -134,12 +134,12 @@ class EventReader:
             if not chunk:
                 return []
             *whole, self._held = (self._held + chunk).split(b"\n")
-            found = list(self._taken(whole))
+            found = list(self._take_lines(whole))
             if found:
                 return found
         return []
 
-    def _taken(self, whole: list[bytes]) -> Iterator[bytes]:
+    def _take_lines(self, whole: list[bytes]) -> Iterator[bytes]:
         """Yield lines up to the first one that no writer of events wrote; after it, none is read any more."""
         try:
             for line in whole:

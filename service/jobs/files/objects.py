@@ -135,13 +135,13 @@ class ObjectStore:
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         """Return the bytes of an object from ``start`` to before ``end``."""
-        with _told(path):
+        with _name_object_in_errors(path):
             content: bytes = self._system.cat_file(self._full(path), start=start, end=end)
         return content
 
     def size(self, path: str) -> int:
         """Return how many bytes an object has."""
-        with _told(path):
+        with _name_object_in_errors(path):
             return int(self._system.info(self._full(path))["size"])
 
     def put(self, owner: str, folder: str, file: BinaryIO) -> StoredObject:
@@ -149,10 +149,10 @@ class ObjectStore:
         size = os.fstat(file.fileno()).st_size
         digest = _digest(file, size)
         for place in {PUBLISHED, folder}:
-            if self._has(_joined(owner, place, digest), size):
+            if self._has(_join_path(owner, place, digest), size):
                 return StoredObject(path=f"{place}/{digest}", sha256=digest, bytes=size)
         file.seek(0)
-        self._upload(_joined(owner, folder, digest), file, size, digest)
+        self._upload(_join_path(owner, folder, digest), file, size, digest)
         return StoredObject(path=f"{folder}/{digest}", sha256=digest, bytes=size)
 
     def fetch(self, file: RemoteFile, root: Folder, name: str) -> None:
@@ -202,7 +202,7 @@ class ObjectStore:
     def numbers(self, folder: str) -> list[int]:
         """Return the folders below one that are numbers, the largest first."""
         try:
-            with _told(folder):
+            with _name_object_in_errors(folder):
                 found = self._system.ls(self._full(folder), detail=False)
         except FileNotFoundError:
             return []
@@ -211,7 +211,7 @@ class ObjectStore:
 
     def remove(self, path: str) -> None:
         """Remove an object, or everything below a path, if it exists."""
-        with contextlib.suppress(FileNotFoundError), _told(path):
+        with contextlib.suppress(FileNotFoundError), _name_object_in_errors(path):
             self._system.rm(self._full(path), recursive=True)
 
     @property
@@ -228,12 +228,12 @@ class ObjectStore:
             return False
 
     def _write(self, path: str, content: bytes) -> None:
-        with _told(path):
+        with _name_object_in_errors(path):
             self._make_folder(path)
             self._system.pipe_file(self._full(path), content)
 
     def _upload(self, path: str, file: BinaryIO, size: int, digest: str) -> None:
-        with _told(path):
+        with _name_object_in_errors(path):
             self._make_folder(path)
             with self._system.open(self._full(path), "wb") as target:
                 written = _digest(file, size, target)
@@ -302,7 +302,7 @@ def fetch_upload(store: ObjectStore, layout: DataLayout, file_id: str) -> None:
             store.fetch(RemoteFile(store, remote, path.name, store.size(remote)), folder, path.name)
 
 
-def _joined(*parts: str) -> str:
+def _join_path(*parts: str) -> str:
     return "/".join(filter(None, parts))
 
 
@@ -325,7 +325,7 @@ def _is_there(file: RemoteFile, folder: Folder, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _name_object_in_errors(path: str) -> Iterator[None]:
     """Turn any error of fsspec's libraries into an :class:`OSError` that names the object."""
     try:
         yield

@@ -55,7 +55,7 @@ class Folder:
     @classmethod
     def open(cls, path: Path) -> Folder:
         """Open a folder that is itself no link. Folders above it are trusted: no rank may write there."""
-        with _named(path):
+        with _name_path_in_errors(path):
             return cls(os.open(path, _FOLDER | _ALWAYS), path)
 
     def __enter__(self) -> Folder:
@@ -78,7 +78,7 @@ class Folder:
         """Open a folder below this one; make it, and those above it, where they are missing."""
         found = Folder(os.dup(self.descriptor), self.path)
         for part in _parts(name):
-            with found, _named(found.path / part):
+            with found, _name_path_in_errors(found.path / part):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, mode, dir_fd=found.descriptor)
                 found = found.folder(part)
@@ -138,22 +138,22 @@ class Folder:
 
     def link(self, file: BinaryIO, name: str) -> None:
         """Give an open file one more name, directly in this folder."""
-        with _named(self.path / name):
+        with _name_path_in_errors(self.path / name):
             os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=self.descriptor)
 
     def rename(self, old: str, new: str) -> None:
         """Rename what is directly in this folder; what had the new name is replaced."""
-        with _named(self.path / old):
+        with _name_path_in_errors(self.path / old):
             os.rename(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def unlink(self, name: str) -> None:
         """Remove a file, link or pipe directly in this folder, if it is there."""
-        with _named(self.path / name), contextlib.suppress(FileNotFoundError):
+        with _name_path_in_errors(self.path / name), contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
     def names(self) -> list[str]:
         """Return the names of all that is directly in this folder, in order."""
-        with _named(self.path):
+        with _name_path_in_errors(self.path):
             return sorted(os.listdir(self.descriptor))  # noqa: PTH208 - pathlib knows no descriptors
 
     def status(self, name: str) -> os.stat_result | None:
@@ -201,7 +201,7 @@ class Folder:
                 while names := top.names():
                     for each in names:
                         top._flatten(each)
-            with _named(self.path / name):
+            with _name_path_in_errors(self.path / name):
                 os.rmdir(name, dir_fd=self.descriptor)
 
     def _flatten(self, name: str) -> None:
@@ -216,7 +216,7 @@ class Folder:
                     folder._opened_up(each).close()  # a folder that moves must be writable itself
                     above = uuid.uuid4().hex
                     os.rename(each, above, src_dir_fd=folder.descriptor, dst_dir_fd=self.descriptor)
-        with _named(self.path / name):
+        with _name_path_in_errors(self.path / name):
             os.rmdir(name, dir_fd=self.descriptor)
 
     def _opened_up(self, name: str) -> Folder:
@@ -240,7 +240,7 @@ class Folder:
         return cast(BinaryIO, os.fdopen(descriptor, how))
 
     def _open(self, name: str, flags: int, mode: int = 0) -> int:
-        with _named(self.path / name):
+        with _name_path_in_errors(self.path / name):
             parts = _parts(name)
             found = _openat2(self.descriptor, "/".join(parts), flags, mode) if _has_openat2() else None
             return _walk(self.descriptor, parts, flags, mode) if found is None else found
@@ -264,7 +264,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _name_path_in_errors(path: Path) -> Iterator[None]:
     """Make an error name the intended path, and say that it is a link."""
     try:
         yield

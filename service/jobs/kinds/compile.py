@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.jobs.checks.dependencies import check_archive, resolve
+from service.jobs.checks.dependencies import check_archive, check_exported, resolve
 from service.jobs.checks.fit import check_data, check_mesh, check_package, check_pipeline
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
@@ -22,8 +22,12 @@ def check(spec: CompileSpec, context: CheckContext) -> Iterator[Problem]:
             yield from check_data(spec.data, "data", spec.model, config)
     if spec.model is not None:
         yield from check_pipeline(spec, spec.forwards)
+    if not spec.objective.compiles:
+        message = "it is computed without compilation"
+        yield Problem("objective.name", message, spec.objective.name, "cross_entropy, or another one")
     if spec.program is not None:
         yield from (Problem(*reason) for reason in spec.program.check(spec))
+    yield from check_exported(spec, context)
 
 
 COMPILE = JobKind(

@@ -1,4 +1,4 @@
-"""Lists kinds of jobs, families, data sources, objectives and programs, built in or installed."""
+"""Lists kinds of jobs and all that specs can name, built in or installed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from service.jobs.spec.compile import PROGRAMS
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.objective import OBJECTIVES
+from service.jobs.spec.optimizer import OPTIMIZERS
+from service.jobs.spec.rate import SCHEDULES
 
 
 class KindEntry(FrozenModel):
@@ -50,13 +52,15 @@ class Kinds(FrozenModel):
     families: tuple[Choice, ...]
     sources: tuple[Choice, ...]
     objectives: tuple[Choice, ...]
+    optimizers: tuple[Choice, ...] = ()
+    schedules: tuple[Choice, ...] = ()
     programs: tuple[Choice, ...]
     unavailable: tuple[BrokenChoice, ...]
 
 
 def all_kinds() -> Kinds:
     """Return the choices that this process found when it started."""
-    groups: tuple[Catalogue[Any], ...] = (FAMILIES, SOURCES, OBJECTIVES, PROGRAMS, KINDS)
+    groups: tuple[Catalogue[Any], ...] = (FAMILIES, SOURCES, OBJECTIVES, OPTIMIZERS, SCHEDULES, PROGRAMS, KINDS)
     broken = [entry for group in groups for entry in group.unavailable]
     return Kinds(
         items=tuple(
@@ -71,6 +75,8 @@ def all_kinds() -> Kinds:
         families=_choices(FAMILIES),
         sources=_choices(SOURCES),
         objectives=_choices(OBJECTIVES),
+        optimizers=_choices(OPTIMIZERS),
+        schedules=_choices(SCHEDULES),
         programs=_choices(PROGRAMS),
         unavailable=tuple(BrokenChoice(**vars(each)) for each in broken),
     )

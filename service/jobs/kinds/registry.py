@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, TypeAdapter
 
+from service.jobs.kinds.chain import CHAIN
 from service.jobs.kinds.compile import COMPILE
 from service.jobs.kinds.train import TRAIN
 from service.jobs.kinds.verify import VERIFY
 from service.jobs.plugins import CommonSpec, JobKind
 from service.jobs.plugins.catalogue import catalogue
 
-KINDS = catalogue(JobKind, (TRAIN, VERIFY, COMPILE))
+KINDS = catalogue(JobKind, (TRAIN, VERIFY, COMPILE, CHAIN))
 
 if TYPE_CHECKING:
     JobSpec = CommonSpec

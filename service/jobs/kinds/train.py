@@ -30,6 +30,8 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
         yield from check_data(spec.data, "data", spec.model, config)
         yield from _check_sequence(spec, config)
     yield from (Problem(*reason) for reason in spec.objective.check(spec, spec.data.gives))
+    yield from (Problem(*reason) for reason in spec.schedule.check(spec))
+    yield from _check_evaluations(spec)
     yield from _check_batch(spec)
     yield from check_pipeline(spec, spec.micro_batches)
     yield from check_float8(spec, context)
@@ -42,6 +44,22 @@ TRAIN = JobKind(
     page="api.dashboard:static/kinds/train.js",
     preloads=("service.training.job", "torch._dynamo"),
 )
+
+
+def _check_evaluations(spec: TrainSpec) -> Iterator[Problem]:
+    """Yield why the training cannot follow the evaluations that its schedule or its end asks for."""
+    asked = [("schedule.metric", "schedule.mode", metric, mode) for metric, mode in spec.schedule.follows.items()]
+    for metric, mode in (spec.stop.follows if spec.stop else {}).items():
+        asked.append((f"stop.when.{metric}", f"stop.when.{metric}.mode", metric, mode))
+    if asked and (spec.evaluate.every is None or spec.evaluate.every >= spec.steps):
+        message = f"{asked[0][0].partition('.')[0]} follows evaluations, and there is none before the last step"
+        yield Problem("evaluate.every", message, spec.evaluate.every, f"a number of steps below {spec.steps}")
+    known = spec.objective.better(spec.data.gives)
+    for path, mode_path, metric, mode in asked:
+        if known and metric not in known:
+            yield Problem(path, "the objective evaluates no such metric", metric, f"one of {', '.join(known)}")
+        elif known and mode != known[metric]:
+            yield Problem(mode_path, f"the better {metric} is the other one", mode, known[metric])
 
 
 def _check_sequence(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
@@ -88,6 +106,7 @@ def _check_resume(spec: TrainSpec, config: ModelConfig | None, context: CheckCon
         got = {name: value for name, value in config if value != getattr(theirs, name, None)}
         yield Problem("model", f"job {job.id} trains another model", str(got), f"{{job: {job.id}}}, or its model")
     yield from _check_order(spec, first, job)
+    yield from _check_state(spec, first, job)
     yield from _check_steps(spec, first, job, context)
 
 
@@ -101,6 +120,22 @@ def _check_order(spec: TrainSpec, first: TrainSpec, job: Job) -> Iterator[Proble
     if spec.batch.global_ != first.batch.global_:
         message = f"job {job.id} counts its place in the data in batches of another size"
         yield Problem("batch.global", message, spec.batch.global_, str(first.batch.global_))
+
+
+def _check_state(spec: TrainSpec, first: TrainSpec, job: Job) -> Iterator[Problem]:
+    """Yield the changes with which the resumed job's optimizer and schedule would not go on as they were."""
+    start = f"or start from its weights by model: {{job: {job.id}}}"
+    ours, theirs = spec.optimizer.keeps(), first.optimizer.keeps()
+    if spec.optimizer.name != first.optimizer.name:
+        message = f"job {job.id} keeps the state of {first.optimizer.name}"
+        yield Problem("optimizer.name", message, spec.optimizer.name, f"{first.optimizer.name}, {start}")
+    else:
+        for field in sorted(name for name in ours if ours[name] != theirs[name]):
+            message = f"job {job.id} keeps other state of its parameters: its optimizer.{field} differs"
+            yield Problem(f"optimizer.{field}", message, str(ours[field]), f"{theirs[field]}, {start}")
+    if spec.schedule.decay != first.schedule.decay:
+        message = f"job {job.id} follows the schedule {first.schedule.decay}"
+        yield Problem("schedule.decay", message, spec.schedule.decay, f"{first.schedule.decay}, {start}")
 
 
 def _check_steps(spec: TrainSpec, first: TrainSpec, job: Job, context: CheckContext) -> Iterator[Problem]:

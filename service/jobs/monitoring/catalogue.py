@@ -33,7 +33,6 @@ CAUSES = (
     "UnknownSpec",
 )
 """Types of error that the service itself gives to an attempt; an exception of a rank counts as ``Other``."""
-OTHER = "Other"
 
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _REQUEST_S = (0.005, 0.025, 0.1, 0.5, 2.0, 10.0)

@@ -51,6 +51,8 @@ class Catalogue(Generic[Kind]):
     tag: str
     provided: Mapping[str, _Provided[Kind]]
     unavailable: tuple[_Unavailable, ...] = ()
+    default: str | None = None
+    """The name that holds where a specification names none."""
 
     def declaration(self, name: str) -> Kind:
         """Return the declaration of a name. Raises ``KeyError`` if it is not available."""
@@ -59,6 +61,14 @@ class Catalogue(Generic[Kind]):
     def union(self) -> Any:
         """Return the type of all configurations, for a pydantic field that is discriminated by ``tag``."""
         return one_of(tuple(each.declaration.form for each in self.provided.values()))
+
+    def read_name(self, value: Any) -> Any:
+        """Read a bare name as what has it, with nothing to set, and fields without a name as those of the default."""
+        if isinstance(value, str):
+            return {self.tag: value}
+        if isinstance(value, Mapping) and self.tag not in value and self.default is not None:
+            return {self.tag: self.default, **value}
+        return value
 
     def refuse_unavailable(self, value: Any) -> Any:
         """Validate before the union, to explain why an installed name is unavailable."""
@@ -87,7 +97,10 @@ def installed(group: str) -> Sequence[EntryPoint]:
 
 
 def catalogue(
-    kind: type[Kind], built_in: Iterable[Kind], find: Callable[[str], Sequence[EntryPoint]] = installed
+    kind: type[Kind],
+    built_in: Iterable[Kind],
+    find: Callable[[str], Sequence[EntryPoint]] = installed,
+    default: str | None = None,
 ) -> Catalogue[Kind]:
     """Load every declaration; log and set aside any that is broken or claims a taken name, whatever it raises."""
     provided = {_fixed(each.config, each.tag): _Provided(each, HOUSE, house_version()) for each in built_in}
@@ -104,7 +117,7 @@ def catalogue(
             reason = str(error) if isinstance(error, _PluginError) else f"{type(error).__name__}: {error}"
             unavailable.append(_Unavailable(kind.group, point.name, *_distribution(point), reason))
             logger.warning("%s %r of %s is unavailable: %s", kind.group, point.name, _distribution(point)[0], reason)
-    return Catalogue(kind.tag, provided, tuple(unavailable))
+    return Catalogue(kind.tag, provided, tuple(unavailable), default)
 
 
 def _fixed(config: type[Any], tag: str) -> str:

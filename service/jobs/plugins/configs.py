@@ -1,4 +1,5 @@
-"""Defines the configurations of families, sources, objectives and programs, which answer without torch.
+"""Defines the configurations of families, sources, objectives, optimizers, schedules and programs, which answer without
+torch.
 
 Data gives, and a model reads, :data:`Samples`: their numbers must match.
 """
@@ -8,7 +9,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
 
 from service.jobs.spec.common import ParallelSpec, Strict
 
@@ -145,6 +148,93 @@ class ObjectiveConfig(Strict):
 
     def check(self, spec: Any, samples: Samples) -> list[Reason]:
         """Return reasons why the job that names it, a ``TrainSpec``, cannot minimise it on such samples."""
+        return []
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it can be computed of a compiled model, so that a compile check may take it."""
+        return True
+
+    def better(self, samples: Samples) -> Mapping[str, Better]:
+        """Return the metrics of an evaluation, each with the end that is better; none if only ranks know them."""
+        return {}
+
+
+Better = Literal["min", "max"]
+"""Whether the least or the greatest value of a metric is the best."""
+Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+"""Names of parameters, as ``fnmatch`` reads them: ``blocks.*.bias``."""
+
+
+class ParameterGroup(Strict):
+    """Parameters that are updated otherwise than the rest. A parameter belongs to the first group that matches it."""
+
+    match: tuple[Pattern, ...] = Field(
+        min_length=1, max_length=64, description="names of parameters, such as head.weight or *.bias"
+    )
+    lr_scale: float = Field(1.0, gt=0, description="the factor on the optimizer's lr")
+    weight_decay: float | None = Field(None, ge=0, description="weight decay; the optimizer's own when absent")
+    frozen: bool = Field(False, description="whether these stay as they are: their gradients are not used or clipped")
+
+
+class OptimizerConfig(Strict):
+    """Base of an optimizer's configuration, which adds ``name: Literal["its name"] = "its name"`` and its fields."""
+
+    name: str
+    lr: float = Field(1e-3, gt=0, description="the learning rate at its peak, which the schedule scales")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay, decoupled from the gradient, per step times lr")
+    clip_norm: float | None = Field(1.0, gt=0, description="limit on the global gradient norm; null switches it off")
+    groups: tuple[ParameterGroup, ...] = Field(
+        (), max_length=64, description="parameters that are updated otherwise, by patterns of their names"
+    )
+
+    def patterns(self) -> dict[str, tuple[str, ...]]:
+        """Return all patterns of names by field: ranks refuse one that no parameter has."""
+        return {f"groups.{index}.match": group.match for index, group in enumerate(self.groups)}
+
+    def keeps(self) -> dict[str, Any]:
+        """Return, by field, what decides the state that it keeps of each parameter: a job that resumes another one
+        must agree with it.
+        """
+        frozen = any(group.frozen for group in self.groups)
+        return {"name": self.name, "groups": [(each.match, each.frozen) for each in self.groups] if frozen else []}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of an evaluation after so many steps."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+class ScheduleConfig(Strict):
+    """Base of a learning-rate schedule's configuration, which adds ``decay: Literal["its name"] = "its name"`` and its
+    fields. It needs no other program.
+    """
+
+    decay: str
+    warmup: int = Field(0, ge=0, description="steps in which the rate rises linearly to its peak")
+
+    @abstractmethod
+    def decayed(self, step: int, steps: int, evaluations: Sequence[Evaluation]) -> float:
+        """Return the share of the peak rate in ``step`` (from 0) of ``steps``, once the warmup is over.
+
+        It follows from the arguments alone. ``evaluations`` are those before this step that have a metric of
+        :attr:`follows`.
+        """
+
+    def share(self, step: int, steps: int, evaluations: Sequence[Evaluation] = ()) -> float:
+        """Return the share of the peak rate in ``step``; the first step of a warmup is not zero."""
+        return (step + 1) / self.warmup if step < self.warmup else self.decayed(step, steps, evaluations)
+
+    @property
+    def follows(self) -> Mapping[str, Better]:
+        """Return the metrics of evaluations that it depends on, and which end of each it takes for the better one."""
+        return {}
+
+    def check(self, spec: Any) -> list[Reason]:
+        """Return reasons why the job that names it, a ``TrainSpec``, cannot follow it."""
         return []
 
 

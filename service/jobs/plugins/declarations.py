@@ -2,8 +2,8 @@
 call.
 
 The dotted functions are typed where torch may be imported: ``service.models.registry.Builder``,
-``service.models.data.Loader``, ``service.training.objective.Factory``, ``service.compilation.program.Maker`` and
-``service.jobs.runtime.Runner``.
+``service.models.data.Loader``, ``service.objectives.Factory``, ``service.training.optimizers.Factory``,
+``service.compilation.program.Maker`` and ``service.jobs.runtime.Runner``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
-from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, ProgramConfig
+from service.jobs.plugins.configs import (
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ProgramConfig,
+    ScheduleConfig,
+)
 from service.jobs.records import Job, Problem
 from service.jobs.spec.common import CommonSpec
 
@@ -128,6 +135,27 @@ class ObjectiveKind(Declaration):
 
 
 @dataclass(frozen=True)
+class OptimizerKind(Declaration):
+    """``factory(config, groups, device)`` makes the optimizers of torch that update a rank's parameters."""
+
+    group = "trivet.optimizers"
+    tag = "name"
+    base = OptimizerConfig
+    config: type[OptimizerConfig]
+    factory: str
+
+
+@dataclass(frozen=True)
+class ScheduleKind(Declaration):
+    """A learning-rate schedule: its configuration computes it."""
+
+    group = "trivet.schedules"
+    tag = "decay"
+    base = ScheduleConfig
+    config: type[ScheduleConfig]
+
+
+@dataclass(frozen=True)
 class ProgramKind(Declaration):
     """``maker(config, site)`` makes the program of a compile job: modules, and steps that use them."""
 
@@ -174,7 +202,9 @@ class JobKind(Declaration):
         return Path(str(resources.files(package))) / path
 
 
-GROUPS = tuple(kind.group for kind in (ModelFamily, DataSource, ObjectiveKind, ProgramKind, JobKind))
+GROUPS = tuple(
+    kind.group for kind in (ModelFamily, DataSource, ObjectiveKind, OptimizerKind, ScheduleKind, ProgramKind, JobKind)
+)
 """The groups of entry points by which packages extend the service."""
 
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field, PlainSerializer
@@ -53,7 +53,6 @@ AuditAction = Literal[
     "permission.refuse",
 ]
 """The recorded actions: a noun and a verb. The service itself does ``refuse``."""
-AUDIT_ACTIONS: tuple[AuditAction, ...] = get_args(AuditAction)
 
 _LONGEST_DETAIL = 200
 _Moment = Annotated[

@@ -81,6 +81,7 @@ class JobError(FrozenModel):
     message: str
     rank: int | None = None
     traceback_artifact: str | None = None
+    final: bool = False
 
 
 class BestJob(FrozenModel):

@@ -102,10 +102,12 @@ class RankReporter(Reporter):
                 return
         raise ValueError(f"artifact {path}: only files below the job's folder {self._paths.root} can be announced")
 
-    def error(self, error: str, message: str, traceback: str) -> None:
-        """Report the exception that ends this rank; ``error`` is its class name, ``traceback`` may be empty."""
+    def error(self, error: str, message: str, traceback: str, *, final: bool = False) -> None:
+        """Report the exception that ends this rank; ``error`` is its class name, ``traceback`` may be empty, and
+        ``final`` says that another attempt would fail alike.
+        """
         kept = {"message": message[:LONGEST_TRACEBACK], "traceback": traceback[-LONGEST_TRACEBACK:]}
-        self._send({"type": "error", "error": error, **kept})
+        self._send({"type": "error", "error": error, **kept, "final": final})
 
     def terminated(self) -> None:
         """Tell the supervisor that SIGTERM ends this rank, and when it arrived."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 from service.jobs.events import BoundsRow
 from service.jobs.files import DataLayout, JobPaths
@@ -94,7 +94,12 @@ class Completion(TypedDict):
 
 
 class RefusedError(Exception):
-    """The spec asks for something impossible. Its author needs only the message, no traceback."""
+    """The spec asks for something impossible. Its author needs only the message, no traceback.
+
+    ``final`` says that no other host or time would make it possible: the job is not offered to be retried.
+    """
+
+    final: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -115,11 +115,16 @@ def describe(settings: Settings) -> list[_SettingLine]:
         default = field.get_default(call_default_factory=True, validated_data={})
         lines.append(
             _SettingLine(
-                name, variable, _shown(getattr(settings, name)), _shown(default), source, field.description or ""
+                name,
+                variable,
+                _as_text(getattr(settings, name)),
+                _as_text(default),
+                source,
+                field.description or "",
             )
         )
     return lines
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     return "" if value is None else str(value)

@@ -1,34 +1,40 @@
-"""Defines the spec of a compile check, of a model or of a program from an installed package."""
+"""Defines the spec of a compile check, of a model, of an exported module or of a program from an installed package."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from service.jobs.plugins import ProgramConfig, ProgramKind
+from service.jobs.plugins import ProgramConfig, ProgramKind, Reason
 from service.jobs.plugins.catalogue import catalogue
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.common import CommonSpec, Dependency, Strict, disagreement
+from service.jobs.spec.common import CommonSpec, Dependency, FileId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
+from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
 
-PROGRAMS = catalogue(ProgramKind, ())
+
+class ExportedProgram(ProgramConfig):
+    """A module from a notebook, as ``client.compile_check(module, example)`` exports and uploads it: its graphs, its
+    tensors and an example, in one safetensors file.
+    """
+
+    name: Literal["exported"] = "exported"
+    file: FileId = Field(description="the id of an uploaded export")
+
+    def check(self, spec: CompileSpec) -> list[Reason]:
+        """Return why the job cannot run it: it has one rank."""
+        if spec.parallel.world_size == 1:
+            return []
+        message = f"an exported module runs on one rank, and {spec.parallel.arithmetic}"
+        return [("parallel", message, spec.parallel.world_size, "1")]
 
 
-class NoProgram(ProgramConfig):
-    """Stands for programs if no installed package has one."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        raise ValueError("no installed package brings a program (entry points of trivet.programs)")
-
-
-def _named(value: Any) -> Any:
-    """Read a bare name as the program of that name with nothing to set."""
-    return {"name": value} if isinstance(value, str) else value
+PROGRAMS = catalogue(
+    ProgramKind, (ProgramKind(ExportedProgram, "service.compilation.program.exported:exported_program"),)
+)
 
 
 if TYPE_CHECKING:
@@ -36,17 +42,26 @@ if TYPE_CHECKING:
 else:
     _several = Field(discriminator=PROGRAMS.tag) if len(PROGRAMS.provided) > 1 else Field()
     ProgramRef = Annotated[
-        PROGRAMS.union() if PROGRAMS.provided else NoProgram,
+        PROGRAMS.union(),
         _several,
         BeforeValidator(PROGRAMS.refuse_unavailable),
-        BeforeValidator(_named),
+        BeforeValidator(PROGRAMS.read_name),
     ]
 
 
 Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]
 Phase = Literal["train", "inference"]
 LADDER: tuple[Mode, ...] = get_args(Mode)
-_OF_A_MODEL = ("data", "shapes", "micro_batches", "pipeline", "precision", "sharding", "activation_checkpoint")
+_OF_A_MODEL = (
+    "data",
+    "objective",
+    "shapes",
+    "micro_batches",
+    "pipeline",
+    "precision",
+    "sharding",
+    "activation_checkpoint",
+)
 
 
 class Tolerance(Strict):
@@ -57,14 +72,15 @@ class Tolerance(Strict):
 
 
 class CompileSpec(CommonSpec):
-    """Find the highest safe ``torch.compile`` rung for ``model``, or for an installed ``program``, per phase."""
+    """Find the highest safe ``torch.compile`` rung for ``model``, or for a ``program``, per phase."""
 
     kind: Literal["compile"] = Field("compile", description="a compile check")
     model: ModelRef | None = Field(None, description="the model to check, unless a program is checked")
     program: ProgramRef | None = Field(
-        None, description="a program of several modules and their steps, from an installed package"
+        None, description="an exported module, or a program of an installed package: modules and their steps"
     )
     data: DataSpec | None = Field(None, description="source of real inputs; random ones that fit when absent")
+    objective: ObjectiveSpec = CrossEntropy()
     modes: tuple[Mode, ...] = Field(LADDER, min_length=1, fail_fast=True, description="rungs to climb, from eager up")
     phases: tuple[Phase, ...] = Field(
         ("train", "inference"), min_length=1, fail_fast=True, description="training steps, or forwards alone"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from service.jobs.plugins import Features, ObjectiveConfig, ObjectiveKind, Reason, Samples, disagreement
+from service.jobs.plugins import Better, Features, ObjectiveConfig, ObjectiveKind, Reason, Samples, disagreement
 from service.jobs.plugins.catalogue import catalogue
 from service.jobs.spec.arithmetic import ActivationCheckpoint, CompileChoice, PrecisionSpec
 from service.jobs.spec.common import ParallelSpec
@@ -34,6 +35,11 @@ class CrossEntropy(ObjectiveConfig):
     """Mean cross entropy over samples, or over the tokens of sequences."""
 
     name: Literal["cross_entropy"] = Field("cross_entropy", description="plain training")
+
+    def better(self, samples: Samples) -> Mapping[str, Better]:
+        if isinstance(samples, Features):
+            return {"eval_loss": "min", "eval_accuracy": "max"}
+        return {"eval_loss": "min", "eval_perplexity": "min"}
 
 
 class Certified(ObjectiveConfig):
@@ -68,6 +74,13 @@ class Certified(ObjectiveConfig):
         """Return the limits of the inputs, as far as they are given; ``known`` are the source's own."""
         low, high = known or (None, None)
         return (low if self.lower is None else self.lower), (high if self.upper is None else self.upper)
+
+    @property
+    def compiles(self) -> bool:
+        return False
+
+    def better(self, samples: Samples) -> Mapping[str, Better]:
+        return {"eval_loss": "min", "eval_accuracy": "max", "eval_certified_accuracy": "max"}
 
     def check(self, spec: _TrainingFields, samples: Samples) -> list[Reason]:
         reasons: list[Reason] = []
@@ -104,16 +117,11 @@ class Certified(ObjectiveConfig):
         return "objective.upper", f"no input of this source is below {low}", high, f"more than {low}"
 
 
-def _named(value: Any) -> Any:
-    """Read a bare name as the objective of that name with nothing to set."""
-    return {"name": value} if isinstance(value, str) else value
-
-
 OBJECTIVES = catalogue(
     ObjectiveKind,
     (
-        ObjectiveKind(CrossEntropy, "service.training.objective.cross_entropy:objective"),
-        ObjectiveKind(Certified, "service.training.objective.certified:certified"),
+        ObjectiveKind(CrossEntropy, "service.objectives.cross_entropy:objective"),
+        ObjectiveKind(Certified, "service.objectives.certified:certified"),
     ),
 )
 
@@ -124,5 +132,5 @@ else:
         OBJECTIVES.union(),
         Field(discriminator=OBJECTIVES.tag),
         BeforeValidator(OBJECTIVES.refuse_unavailable),
-        BeforeValidator(_named),
+        BeforeValidator(OBJECTIVES.read_name),
     ]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
+from service.jobs.plugins import Better
 from service.jobs.spec.arithmetic import ActivationCheckpoint, CompileChoice, DtypeName, PrecisionSpec
 from service.jobs.spec.common import CommonSpec, Dependency, ExportTargets, JobId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, Step, jobs_of
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
+from service.jobs.spec.optimizer import AdamWConfig, OptimizerSpec
+from service.jobs.spec.rate import CosineDecay, ScheduleSpec, StopSpec
 from service.schedules import GENERATORS
 
 if TYPE_CHECKING:
@@ -19,28 +23,6 @@ else:
     ScheduleName = Literal[tuple(GENERATORS)]
 
 _WITH_TWO_STAGES = " and ".join(name for name, schedule in GENERATORS.items() if schedule.stages_per_rank == 2)
-_Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class OptimizerSpec(Strict):
-    """AdamW (Loshchilov & Hutter, 2019)."""
-
-    name: Literal["adamw"] = Field("adamw", description="AdamW is the only one so far")
-    lr: float = Field(1e-3, gt=0, description="the learning rate at its peak, which the schedule scales")
-    betas: tuple[_Beta, _Beta] = Field(
-        (0.9, 0.95), description="decay rates of the mean gradient and of the mean square"
-    )
-    eps: float = Field(1e-8, gt=0, description="the number that keeps the division by the root mean square finite")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay, decoupled from the gradient, per step times lr")
-    clip_norm: float | None = Field(1.0, gt=0, description="limit on the global gradient norm; null switches it off")
-
-
-class ScheduleSpec(Strict):
-    """Learning rate: linear warmup, then constant or cosine decay to ``floor · lr`` at the last step."""
-
-    warmup: int = Field(0, ge=0, description="steps")
-    decay: Literal["constant", "cosine"] = Field("cosine", description="the decay after the warmup")
-    floor: float = Field(0.1, ge=0, le=1, description="the end of cosine, as a share of lr")
 
 
 class BatchSpec(Strict):
@@ -143,7 +125,8 @@ class ExportSpec(ExportTargets):
 class ResumeSpec(Strict):
     """Continues another training job from a checkpoint: weights, optimizer, step, and the order of its data.
 
-    ``steps`` counts from that job's start. Layout, learning rate, schedule and number of steps may differ.
+    ``steps`` counts from that job's start. Layout, number of steps, learning rate and the numbers of the schedule may
+    differ; optimizer and schedule stay, with what decides their state.
     """
 
     job: JobId = Field(description="the id of a training job, however it ended")
@@ -157,9 +140,12 @@ class TrainSpec(CommonSpec):
     model: ModelRef = Field(description="the model: a family with its sizes, or weights to start from")
     data: DataSpec = Field(description="the data to learn from")
     objective: ObjectiveSpec = CrossEntropy()
-    optimizer: OptimizerSpec = OptimizerSpec()
-    schedule: ScheduleSpec = ScheduleSpec()
+    optimizer: OptimizerSpec = Field(AdamWConfig(), description="the optimizer, and which parameters it updates how")
+    schedule: ScheduleSpec = Field(
+        CosineDecay(), description="the learning rate over the steps, as a share of its peak"
+    )
     steps: int = Field(ge=1, le=10**9, description="optimizer steps")
+    stop: StopSpec | None = Field(None, description="when training ends before its last step")
     resume: ResumeSpec | None = Field(None, description="the checkpoint of another job from which to continue")
     batch: BatchSpec = BatchSpec.model_validate({})
     precision: PrecisionSpec = PrecisionSpec()
@@ -197,6 +183,11 @@ class TrainSpec(CommonSpec):
         if self.parallel.pp == 1:
             return 1
         return self.pipeline.micro_batches or 2 * self.parallel.pp
+
+    @property
+    def follows(self) -> Mapping[str, Better]:
+        """Return the metrics of evaluations on which the course of the training depends."""
+        return {**self.schedule.follows, **(self.stop.follows if self.stop else {})}
 
     @property
     def gate_job(self) -> str | None:

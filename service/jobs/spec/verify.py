@@ -13,7 +13,7 @@ from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef, jobs_of
 
 
-def _kept(value: Any) -> Any:
+def _refuse_rounded(value: Any) -> Any:
     """Refuse an integer that float64 would round: its every digit may matter."""
     if isinstance(value, int) and 2**53 < abs(value) < 2**1023 and int(float(value)) != value:
         message = "{value} is between two float64 numbers, the nearer of which is {nearest}"
@@ -21,7 +21,7 @@ def _kept(value: Any) -> Any:
     return value
 
 
-Real = Annotated[float, BeforeValidator(_kept)]
+Real = Annotated[float, BeforeValidator(_refuse_rounded)]
 """A number of a property: the float64 that is nearest to the decimal, exactly."""
 
 

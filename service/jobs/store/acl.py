@@ -12,7 +12,6 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from service.jobs.store import stubs
 from service.jobs.store.keyspace import KEYS, PREFIX
@@ -25,88 +24,11 @@ SHORTEST_PASSWORD = 32
 the password is long and random.
 """
 
-_AnyScript = Script[..., Any]
-
-HOST_SCRIPTS: tuple[_AnyScript, ...] = (
-    stubs.add_counts,
-    stubs.beat,
-    stubs.claim,
-    stubs.delete,
-    stubs.due,
-    stubs.emit,
-    stubs.finish,
-    stubs.get,
-    stubs.hold_launcher,
-    stubs.leave,
-    stubs.list_hosts,
-    stubs.place,
-    stubs.place_allocated,
-    stubs.preempt,
-    stubs.read_launching,
-    stubs.read_preemptible,
-    stubs.reap,
-    stubs.record_artifact,
-    stubs.renew,
-    stubs.tell_allocating,
-    stubs.waiting,
-)
+_SCRIPTS = [each for each in vars(stubs).values() if isinstance(each, Script)]
+HOST_SCRIPTS = tuple(each for each in _SCRIPTS if "host" in each.callers)
 """The scripts that agents and supervisors call."""
-API_SCRIPTS: tuple[_AnyScript, ...] = (
-    stubs.add_counts,
-    stubs.add_upload,
-    stubs.add_webhook,
-    stubs.admit_person,
-    stubs.adopt,
-    stubs.append_audit,
-    stubs.begin_session,
-    stubs.cancel,
-    stubs.count_jobs,
-    stubs.count_within,
-    stubs.create_account,
-    stubs.create_project,
-    stubs.delete,
-    stubs.delete_account,
-    stubs.delete_project,
-    stubs.delete_webhook,
-    stubs.describe_uploads,
-    stubs.drain,
-    stubs.due_deliveries,
-    stubs.due_exports,
-    stubs.ended_credentials,
-    stubs.ensure_admin,
-    stubs.enter_key,
-    stubs.forget_upload,
-    stubs.get,
-    stubs.list_hosts,
-    stubs.list_jobs,
-    stubs.list_these,
-    stubs.look_up_key,
-    stubs.make_deliveries,
-    stubs.note_delivery,
-    stubs.note_export,
-    stubs.oldest_dispatch,
-    stubs.oldest_wait,
-    stubs.queue_depths,
-    stubs.read_device_use,
-    stubs.read_events,
-    stubs.read_queue,
-    stubs.read_running,
-    stubs.read_uses,
-    stubs.recent_durations,
-    stubs.retry,
-    stubs.rotate_key,
-    stubs.set_member,
-    stubs.set_quotas,
-    stubs.settle_restored,
-    stubs.share,
-    stubs.stale_uploads,
-    stubs.submit,
-    stubs.submit_sweep,
-    stubs.switch_account,
-    stubs.use_session,
-    stubs.waiting,
-)
-"""The scripts that the API and the restore of a backup call; a script may be in both lists."""
+API_SCRIPTS = tuple(each for each in _SCRIPTS if "api" in each.callers)
+"""The scripts that the API and the restore of a backup call; a script may be among both."""
 
 _HOST_READS = ("EXISTS", "HGET", "HGETALL", "TIME", "XINFO|STREAM", "XRANGE", "XREVRANGE", "ZRANGE")
 """Commands that agents and supervisors send outside scripts, on keys of :data:`HOST_SCRIPTS`."""

@@ -82,7 +82,7 @@ class ArtifactStore:
         ended before it could. One that is deleted meanwhile is left out.
         """
         if self.objects is not None:
-            return tuple(_stored(folder) for folder in self._checkpoints(self.objects, job_id).values())
+            return tuple(_entry_of_folder(folder) for folder in self._checkpoints(self.objects, job_id).values())
         found = []
         for saved in complete(self.data.job(job_id).checkpoints):
             with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ class ArtifactStore:
         if self.objects is not None:
             if (folder := self._checkpoints(self.objects, job_id).get(name)) is None:
                 raise NotFound(f"job {job_id} has no artifact {name!r}")
-            return _stored(folder), folder
+            return _entry_of_folder(folder), folder
         for artifact in self.left(job_id):
             if artifact.name == name:
                 with contextlib.suppress(OSError), Folder.open(self.data.job(job_id).root) as root:
@@ -194,7 +194,7 @@ def _step(name: str) -> int:
     return step_of(f"{name}/") or 0
 
 
-def _stored(folder: RemoteFolder) -> Artifact:
+def _entry_of_folder(folder: RemoteFolder) -> Artifact:
     """Return the manifest's entry for a checkpoint in the object store."""
     name = f"checkpoints/{folder.name}"
     return Artifact(name=name, bytes=folder.bytes, sha256="", media_type=FOLDER, created_at=datetime.now(UTC))

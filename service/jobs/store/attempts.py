@@ -100,7 +100,7 @@ class Attempts:
         )
         return Claim(
             ref=ref,
-            spec=_known(spec),
+            spec=_read_spec(spec),
             shares=decode.shares(placement),
             leader_address=address,
             lease_s=self.limits.lease_s,
@@ -197,7 +197,7 @@ class Attempts:
         return stubs.reap(self.client, self.limits.script_argument, _BATCH)
 
 
-def _known(spec: str) -> CommonSpec:
+def _read_spec(spec: str) -> CommonSpec:
     try:
         return spec_adapter.validate_json(spec)
     except ValidationError as error:

@@ -134,7 +134,7 @@ def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _C
         for path in _files(data):
             name, of_jobs = f"{_DATA}/{path}", path.startswith(_OF_JOBS)
             try:
-                with data.reader(_named(path)) as file:
+                with data.reader(_name_member(path)) as file:
                     whole = _add(tar, file, name, contents)
             except (FileNotFoundError, UnsafePathError):
                 vanished.append(name)
@@ -152,7 +152,7 @@ def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _C
     return vanished, unusable
 
 
-def _named(path: str) -> str:
+def _name_member(path: str) -> str:
     """Return a path as a member's name. Raises :class:`OSError` if it is not text, or too long."""
     if _printable(path) != path or len(path.encode()) > _LONGEST_NAME:
         raise OSError(errno.ENAMETOOLONG, "no name that could be restored", _printable(path))

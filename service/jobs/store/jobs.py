@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import orjson
 
 from service.jobs.accounts import DEFAULT_PROJECT, Project
 from service.jobs.files import DataLayout, remove_tree
 from service.jobs.files.objects import fetch_upload
+from service.jobs.kinds.chain import ChainSpec
 from service.jobs.records import Accepted, Conflict, Job, JobPage, NotFound, Rejected
 from service.jobs.records.store_limits import StoreLimits
 from service.jobs.spec.common import JOB_ID, LOCAL, TERMINAL, CommonSpec
@@ -115,7 +117,11 @@ class Jobs:
         return None if text is None else Project.model_validate_json(text).quotas.default_time_s
 
     def _with_defaults(self, spec: CommonSpec, default_time_s: float | None) -> CommonSpec:
-        """Return the spec with the project's and the operator's defaults for fields that it leaves open."""
+        """Return the spec with the project's and the operator's defaults for fields that it leaves open; the jobs of a
+        chain get theirs.
+        """
+        if isinstance(spec, ChainSpec):
+            return spec
         changes: dict[str, object] = {"export": spec.export.with_defaults(self.limits.exports)}
         if spec.timeout_s is None:
             changes["timeout_s"] = default_time_s
@@ -155,13 +161,23 @@ class Jobs:
         specs = {submission.path: submission.spec for submission in submissions}
         return self.check_specs(specs, {submission.project for submission in submissions})
 
-    def check_specs(self, specs: Mapping[str, CommonSpec], projects: Collection[str]) -> CheckRequest:
+    def check_specs(
+        self,
+        specs: Mapping[str, CommonSpec],
+        projects: Collection[str],
+        planned: Mapping[str, Job] = MappingProxyType({}),
+    ) -> CheckRequest:
         """Return specs by path with the facts that their check needs, as far as members of all of ``projects`` may
-        read them.
+        read them. ``planned`` are jobs by id that are to be submitted with them.
         """
 
+        def lookup(job_id: str) -> Job | None:
+            return planned.get(job_id) or self._lookup(job_id)
+
         def visible(job_id: str) -> Job | None:
-            job = self._lookup(job_id)
+            job = lookup(job_id)
+            if job_id in planned:
+                return job
             return job if job is not None and all(map(job.is_visible_to, projects)) else None
 
         if self.limits.launcher != LOCAL:
@@ -171,7 +187,7 @@ class Jobs:
             specs,
             self.hosts.capacity(),
             visible,
-            self._lookup,
+            lookup,
             self.data,
             uploads=self._uploads(specs, projects),
             left=self.artifacts.left_steps if self.artifacts.objects is not None else None,
@@ -205,7 +221,7 @@ class Jobs:
 
     def _accepted(self, submissions: Sequence[Submission]) -> list[stubs.Outcome]:
         """Return the script's answer for jobs that it accepted."""
-        assert all(submission.spec.sweep is None for submission in submissions)
+        assert not any(submission.spec.stands_for_others for submission in submissions)
         entries = [submission.entry() for submission in submissions]
         outcomes = stubs.submit(self.client, limits=self.limits.script_argument, entries=json_of(entries))
         if known := next((job_id for outcome, job_id, *_ in outcomes if outcome == "conflict"), None):

@@ -136,7 +136,7 @@ class ApiKeys:
         stubs.admit_person(
             self.client,
             key_id=key.id,
-            entry=_stored(key, _NO_DIGEST),
+            entry=_write_key(key, _NO_DIGEST),
             project=key.project or "",
             owner=key.name,
             role=key.role,
@@ -216,7 +216,7 @@ class ApiKeys:
         return {credential for credential in credentials if str(credential) in ended}
 
     def _entry(self, key: ApiKey, secret: str) -> str:
-        return _stored(key, _digest(secret, self._pepper()))
+        return _write_key(key, _digest(secret, self._pepper()))
 
     def _pepper(self) -> str:
         if (text := self.client.call("GET", PEPPER())) is None:
@@ -243,7 +243,7 @@ def project_of(scopes: Sequence[Scope]) -> str | None:
     return None if "admin" in scopes else DEFAULT_PROJECT
 
 
-def _stored(key: ApiKey, digest: str) -> str:
+def _write_key(key: ApiKey, digest: str) -> str:
     """Return the entry of a key as JSON, times in milliseconds."""
     fields = key.model_dump(include={"id", "name", "scopes", "project", "holder"})
     created_at = round(key.created_at.timestamp() * 1000)

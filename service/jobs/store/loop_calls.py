@@ -124,6 +124,7 @@ class SharedTrips:
             answers = await self._answers([words for _, words in trip])
         except Exception as error:
             answers = [error] * len(trip)
+        # Each goes on at once, here, until it asks again or ends; what it asks then travels with the next trip.
         for (call, _), answer in zip(trip, answers, strict=True):
             call.go_on(answer)
 
@@ -148,10 +149,11 @@ class SharedTrips:
         try:
             return await self._redis.parse_response(connection, str(words[0]))
         except redis.ResponseError as error:
-            return error
+            return error  # of this command alone: the answers behind it still have to be read
 
     def _arrived(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
+        # What was asked while every connection was on its way has nobody else to send it.
         if self._waiting and not self._is_leaving:
             self._leave()
 

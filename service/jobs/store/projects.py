@@ -155,7 +155,7 @@ class ServiceAccounts:
             project=project or project_of(scopes),
             created_at=decode.moment(round(time.time() * 1000)),
         )
-        stubs.create_account(self.client, name, _stored(account), account.project or "")
+        stubs.create_account(self.client, name, _write_account(account), account.project or "")
         return account
 
     def get(self, name: str) -> ServiceAccount:
@@ -191,9 +191,9 @@ class ServiceAccounts:
 
     def _switch(self, name: str, *, disabled: bool) -> ServiceAccount:
         account = self.get(name).model_copy(update={"disabled": disabled})
-        stubs.switch_account(self.client, name, _stored(account), int(disabled))
+        stubs.switch_account(self.client, name, _write_account(account), int(disabled))
         return account
 
 
-def _stored(account: ServiceAccount) -> str:
+def _write_account(account: ServiceAccount) -> str:
     return account.model_dump_json(exclude={"keys"})

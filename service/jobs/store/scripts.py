@@ -19,7 +19,7 @@ import inspect
 import re
 from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 from service.jobs.monitoring.catalogue import CAUSES, COUNTS
 from service.jobs.spec.common import MOVES
@@ -29,6 +29,8 @@ from service.jobs.store.keyspace import KEYS
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Caller = Literal["api", "host"]
+"""The API, with the restore of a backup; and agents and supervisors."""
 
 _LUA = importlib.resources.files("service.jobs.store") / "lua"
 _READERS = {"str": "ARGV[{}]", "int": "tonumber(ARGV[{}])", "json": "cjson.decode(ARGV[{}])"}
@@ -40,13 +42,15 @@ class HeaderMismatch(Exception):  # noqa: N818
 
 
 class Script(Generic[P, R]):
-    """A loaded script; call it with a client and the stub's arguments."""
+    """A loaded script; call it with a client and the stub's arguments. A host's user of the broker may use its keys and
+    commands if hosts are among its ``callers``.
+    """
 
-    def __init__(self, name: str, stub: Callable[P, R]) -> None:
+    def __init__(self, name: str, callers: frozenset[Caller], stub: Callable[P, R]) -> None:
         source = (_LUA / f"{name}.lua").read_text()
         arguments = _header_arguments(source)
         _check_stub(name, arguments, stub)
-        self.name = name
+        self.name, self.callers = name, callers
         self._signature = inspect.signature(stub)
         self._words = [argument for argument, _ in arguments]
         self.text = assemble(source, arguments)
@@ -74,11 +78,13 @@ class Script(Generic[P, R]):
         return cast(R, client.script(self.sha, self.text, words))
 
 
-def script(name: str) -> Callable[[Callable[P, R]], Script[P, R]]:
-    """Bind a stub to ``lua/{name}.lua``. Raises :class:`HeaderMismatch` at import when they disagree."""
+def script(name: str, *callers: Caller) -> Callable[[Callable[P, R]], Script[P, R]]:
+    """Bind a stub to ``lua/{name}.lua``, which these parts call. Raises :class:`HeaderMismatch` at import when stub and
+    file disagree.
+    """
 
     def bind(stub: Callable[P, R]) -> Script[P, R]:
-        return Script(name, stub)
+        return Script(name, frozenset(callers), stub)
 
     return bind
 

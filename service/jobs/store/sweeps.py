@@ -1,4 +1,4 @@
-"""Accepts sweeps: a parent and its jobs, all by one script."""
+"""Accepts sweeps and chains: a parent and its jobs, all by one script."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from service.jobs.store.client import BrokerClient
 from service.jobs.store.jobs import Jobs, other_body
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
 from service.jobs.store.submission import Submission
+from service.jobs.submission.chains import ChainedJob, is_stand_in
 from service.jobs.submission.sweeps import Parameters
 
 
 @dataclass(frozen=True)
 class Sweeps:
-    """Writes sweeps, whose jobs are then like all others."""
+    """Writes sweeps and chains, whose jobs are then like all others."""
 
     client: BrokerClient
     limits: StoreLimits
@@ -33,13 +34,25 @@ class Sweeps:
         """
         assert parent.spec.sweep is not None
         best = parent.spec.sweep.best
+        entries = [_child(parent, parameters, spec) for parameters, spec in children]
+        return self._accept(parent, entries, *(("", "") if best is None else (best.metric, best.mode)))
+
+    def accept_chain(self, parent: Submission, chain: Sequence[ChainedJob]) -> tuple[Job, bool]:
+        """Accept a chain that was checked, each job behind those that it needs, like :meth:`accept`."""
+        specs = [each.spec for each in chain]
+        submissions = self.jobs.batch(specs, parent.owner, project=parent.project)
+        return self._accept(parent, [_link(*pair) for pair in zip(submissions, chain, strict=True)])
+
+    def _accept(
+        self, parent: Submission, children: Sequence[dict[str, object]], metric: str = "", mode: str = ""
+    ) -> tuple[Job, bool]:
         outcome, job_id, state = stubs.submit_sweep(
             self.client,
             limits=self.limits.script_argument,
             parent=_json(_without_devices(parent)),
-            children=_json([_child(parent, parameters, spec) for parameters, spec in children]),
-            metric="" if best is None else best.metric,
-            mode="" if best is None else best.mode,
+            children=_json(children),
+            metric=metric,
+            mode=mode,
         )
         if outcome == "conflict":
             raise other_body(job_id)
@@ -67,6 +80,13 @@ def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict
     if spec.notify is not None:
         record["notify_on"] = ""  # those of the sweep are told; the numbers that reach thresholds are its jobs'
     return {**submission.entry(), "record": record}
+
+
+def _link(submission: Submission, job: ChainedJob) -> dict[str, object]:
+    """Return the entry of a job of a chain: the script knows the ids of the others, which it waits for."""
+    entry = {**submission.entry(), "record": {**submission.record(), "parameters": _json({"job": job.name})}}
+    needed = [job_id for job_id in submission.needed if not is_stand_in(job_id)]
+    return {**entry, "after": needed, "stand_in": job.stand_in, "links": job.names}
 
 
 def _json(value: object) -> str:

@@ -112,11 +112,11 @@ class CheckRequest(FrozenModel):
         problems = (
             replace(problem, path=joined(path, problem.path))
             for path, text in self.specs.items()
-            for problem in self._checked(spec_adapter.validate_json(text), context)
+            for problem in self._find_problems(spec_adapter.validate_json(text), context)
         )
         return [problem.shortened() for problem in itertools.islice(problems, _MOST_PROBLEMS)]
 
-    def _checked(self, spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
+    def _find_problems(self, spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
         yield from check(spec, context)
         if self.left is not None and spec.max_hosts > 1:
             message = "hosts share no folder here (TRIVET_STORE), in which the ranks of a gang meet"

@@ -79,7 +79,7 @@ class _CoreLoader(yaml.SafeLoader):
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
     def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
-        return _SURROGATES.sub(_joined, str(self.construct_scalar(node)))
+        return _SURROGATES.sub(_join_surrogates, str(self.construct_scalar(node)))
 
 
 class _CoreDumper(yaml.SafeDumper):
@@ -97,7 +97,7 @@ for _name in ("int", "float", "str"):
     _CoreLoader.add_constructor(f"tag:yaml.org,2002:{_name}", getattr(_CoreLoader, f"construct_yaml_{_name}"))
 
 
-def _joined(pair: re.Match[str]) -> str:
+def _join_surrogates(pair: re.Match[str]) -> str:
     return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
 
 

@@ -23,6 +23,8 @@ _UNDECLARED = re.compile(r"operator (torchvision::\w+) does not exist")
 class PackagedError(RefusedError, ValueError):
     """A package is not there, or has no such model."""
 
+    final = False
+
 
 def imported(package: str) -> Any:
     """Return the package. Raises :class:`PackagedError` with its name if this host does not have it."""

@@ -44,7 +44,7 @@ class _Piece:
         return found if all(each.start < each.stop for each in found) else None
 
     def read(self, part: Block) -> Tensor:
-        found: Tensor = self.content[_moved(part, self.offsets)]
+        found: Tensor = self.content[_move_block(part, self.offsets)]
         return found
 
 
@@ -74,7 +74,7 @@ class Stored:
         if sum(part.numel() for _, part in found) != block.numel():
             raise ValueError(f"the checkpoint has not all of {self.name!r}")
         for part, values in found:
-            block[_moved(part, [own.start for own in wanted])] = values
+            block[_move_block(part, [own.start for own in wanted])] = values
         return block
 
     def whole(self) -> Tensor:
@@ -105,7 +105,7 @@ def _pieces(file: Path) -> Iterator[tuple[str, _Piece]]:
         yield name, _Piece(content, tuple(offsets), shape)
 
 
-def _moved(part: Block, start: tuple[int, ...] | list[int]) -> Block:
+def _move_block(part: Block, start: tuple[int, ...] | list[int]) -> Block:
     """Return the same block, counted from ``start``."""
     return tuple(slice(own.start - at, own.stop - at) for own, at in zip(part, start, strict=True))
 

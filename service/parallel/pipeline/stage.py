@@ -52,9 +52,6 @@ class Part:
         return self.stage == self.stages - 1
 
 
-WHOLE = Part()
-
-
 def cut(model: PipelineModel, part: Part) -> None:
     """Drop everything outside ``part``; cut on the meta device, before any memory is taken."""
     kept = part.blocks(len(model.blocks))

@@ -31,6 +31,8 @@ Scaled = tuple[Tensor, Tensor]
 class Float8Error(RefusedError, ValueError):
     """The spec asks for float8, which cannot run here."""
 
+    final = False
+
 
 def apply_float8(model: nn.Module) -> None:
     """Switch the linear layers of ``model.blocks`` to float8, in place.

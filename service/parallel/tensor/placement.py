@@ -55,14 +55,6 @@ def unpadded_rows(model: nn.Module) -> dict[str, int]:
     }
 
 
-def own_part(whole: Tensor, dimension: int | None, axis: Axis) -> Tensor:
-    """Return this rank's part of a whole parameter (a view), which has no padding."""
-    if dimension is None or axis.size == 1:
-        return whole
-    length = divided(whole.shape[dimension], axis, f"dimension {dimension}")
-    return whole.narrow(dimension, axis.rank * length, length)
-
-
 def distribute(model: nn.Module, tp_mesh: DeviceMesh | None) -> None:
     """Turn the local parameters into DTensors over ``tp_mesh``; without one they stay plain."""
     if tp_mesh is None:

@@ -197,8 +197,10 @@ class _ProjectedGradientDescent:
                 return counterexample
             if model.engine.late(self.deadline):
                 return None
+            # Long steps leave the neighbourhood of a start; short ones at the end settle on the edge of its target.
             size = first_steps * ((1 - step / self.settings.steps) ** 2 + self.settings.last_step)
             x = self.box.nearest(x - size * optimiser.step(gradient))
+        # No iteration has looked at where the last step led.
         distances, _ = distances_and_gradients(model, specification, x, self.batch_size, targets=targets)
         return self._confirm(x, distances)
 
@@ -213,6 +215,7 @@ class _AdamOfBox:
     def step(self, gradient: Tensor) -> Tensor:
         """Return steps ``(n, features)`` about as long as the box is wide, from all gradients so far."""
         gradient = gradient * self.width
+        # Sizes of gradients differ by orders of magnitude along a descent: the mean would be that of the largest alone.
         gradient = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
         self.mean, self.mean_square = 0.7 * self.mean + 0.3 * gradient, 0.9 * self.mean_square + 0.1 * gradient**2
         self.count += 1
@@ -245,6 +248,7 @@ def _unit(vectors: Tensor) -> Tensor:
 
 def _spread(excess: Tensor) -> Tensor:
     """Return a unit for each row ``(rows,)``: the standard deviation of its excess ``(n, rows)`` over the samples."""
+    # In a unit near 0, a row that hardly changes would outweigh all others.
     least = 1e-6 * excess.abs().amax().nan_to_num() + 1e-30
     return excess.std(dim=0).nan_to_num(nan=0.0).clamp(min=least)
 
@@ -336,6 +340,7 @@ def _distances_and_gradients(
         targets = by_disjunct.argmin(dim=1) if targets is None else targets
         distances = objective = by_disjunct.gather(1, targets[:, None]).squeeze(1)
         if scale is not None:
+            # The distance is that of the largest row alone, whose steps would let the next ones grow by turns.
             is_targeted = specification.disjunct == targets[:, None]
             objective = ((excess.clamp(min=0) / scale) * is_targeted).sum(dim=1)
         gradient = gradient_at(x, objective.sum())

@@ -271,7 +271,7 @@ class _Decider:
         return self.model.search_group.anywhere(self.model.engine.late(deadline), self.model.device)
 
     def _run_guarded(self, run: Callable[[], SearchResult]) -> SearchResult:
-        """Return the result of a turn, or ``None`` if memory runs out."""
+        """Return the result of a turn; without enough memory one that proves nothing and says what was lacking."""
         try:
             return run()
         except Exception as error:

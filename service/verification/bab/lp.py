@@ -49,6 +49,7 @@ class _AffineMap:
 
     def least(self, weights: Array) -> float:
         """Return the least value of a combination of the entries, less the possible rounding error."""
+        # Over the cube a linear function is least at a corner, where it is the constant less the sizes of all slopes.
         slopes, constant = weights @ self.matrix, float(weights @ self.constant)
         size = float(weights @ (np.abs(self.matrix).sum(axis=1) + np.abs(self.constant)))
         return constant - float(np.abs(slopes).sum()) - RELATIVE_MARGIN[torch.float64] * size
@@ -89,11 +90,13 @@ class LinearPrograms:
         is_split = domain.sign[0] != 0
         number, sign = domain.index[:, is_split], domain.sign[:, is_split]
         splits = self._neuron_index.localise(number, sign)
+        # An entry that is neither split nor stable has two pieces, and the program would have only one of them.
         if bool(self._neuron_index.anywhere(self._has_unstable(bounds, splits.index[splits.here]))):
             return LpResult(-inf)
         hidden = torch.cat(
             [values[preactivation.value] for preactivation in Preactivations.of(self.network).each], dim=1
         )
+        # A program has constraints that are at most 0: the split z ≥ 0 is −z ≤ 0.
         sides = -sign.double() * self._neuron_index.total(number, hidden[:, splits.index[0]])
         agree = self.network.tp_group.agree
         return self._confirm_margin(*_solve(_affine(agree(output)), _affine(agree(sides))))
@@ -101,6 +104,7 @@ class LinearPrograms:
     def _confirm_margin(self, margin: float, t: Array | None) -> LpResult:
         """Return the result of the first rank's solver on all ranks; its point counts if the model confirms it."""
         tp_group, count = self.network.tp_group, len(self._varying)
+        # Solvers may end at different corners for the last bit of their numbers, and ranks must decide alike.
         solution = np.concatenate([[margin, t is not None], np.zeros(count) if t is None else t])
         margin, has_point, *point = tp_group.agree(torch.from_numpy(solution).to(self.model.device)).tolist()
         if not has_point:
@@ -129,6 +133,7 @@ class LinearPrograms:
     def _values(self, domain: Domains, bounds: Interval) -> Mapping[str, Tensor]:
         """Return every node's value ``(1 + varying inputs, size)``: at the centre, and one unit along each input."""
         count = len(self._varying)
+        # On the chosen pieces every value is affine in the input, and an affine map is known by these points.
         t = np.concatenate([np.zeros((1, count)), np.eye(count)])
         x = self._inputs(t).reshape(len(t), *self.network.graph.input.shape)
         known = {self.network.graph.input.name: Interval.point(x)}
@@ -169,6 +174,8 @@ def _solve(objectives: _AffineMap, constraints: _AffineMap) -> tuple[float, Arra
         )
         margin = both.least(np.concatenate([weights, multipliers])) - ABSOLUTE_MARGIN[torch.float64]
         return margin, None if margin > 0 else result.x[:-1]
+    # Without a solution the splits may contradict each other: that is proved by a combination of the constraints that
+    # is above 0 everywhere, although each of them is at most 0.
     empty = _program(constraints, None)
     if empty.status == 0:
         weights, _ = _duals(empty, len(constraints.constant))
@@ -197,8 +204,10 @@ def _program(objectives: _AffineMap, constraints: _AffineMap | None):  # type: i
 
 def _duals(result, objectives: int) -> tuple[Array, Array]:  # type: ignore[no-untyped-def]
     """Return weights of the objectives that sum to 1, and multipliers of the constraints."""
+    # The cost falls as a limit rises, so HiGHS gives no marginal above 0, but for rounding.
     multipliers = np.maximum(-np.asarray(result.ineqlin.marginals), 0)
     total = multipliers[:objectives].sum()
+    # Any weights prove a bound: if the solver names no objective that holds the maximum, all count alike.
     if total <= 0:
         return np.full(objectives, 1 / objectives), np.zeros(len(multipliers) - objectives)
     return multipliers[:objectives] / total, multipliers[objectives:] / total

@@ -101,6 +101,7 @@ class StepSides:
         """Return the inputs of the set that are numbers of the model's own type, near ``x`` ``(n, features)``."""
         first, last = self.specification.first, self.specification.last
         least, most = first.to(self.own), last.to(self.own)
+        # An end that is rounded to a shorter type may be outside of the box; the next number inwards is not.
         least = torch.where(least.double() < first, torch.nextafter(least, least + inf), least)
         most = torch.where(most.double() > last, torch.nextafter(most, most - inf), most)
         rounded = x.to(self.own)
@@ -116,6 +117,7 @@ class StepSides:
         features = self.box.lower.shape[1]
         varying = (self.box.width[0] > 0).nonzero().flatten()
         if 2 ** len(varying) <= count:
+            # The bits of a corner's number say at which inputs it has the upper end.
             number = torch.arange(2 ** len(varying), device=varying.device)
             is_upper = torch.zeros(len(number), features, dtype=torch.bool, device=varying.device)
             is_upper[:, varying] = (number[:, None] >> torch.arange(len(varying), device=varying.device)) % 2 > 0
@@ -127,6 +129,7 @@ class StepSides:
         """Return inputs where one of the values that decide steps is nearly minimal or maximal."""
         x = self._uniform(count)
         entries = self.graph.sides(x[:1]).shape[1]
+        # Each value is taken twice in a row: once to be made large, and once small.
         entry = self._order(entries).repeat_interleave(2).repeat(-(-count // (2 * entries)))[:count]
         sign = 1 - 2 * (torch.arange(count, device=entry.device) % 2)
 
@@ -155,9 +158,11 @@ class StepSides:
         first, second, here, apart = first[among], second[among], here[among], apart[among]
         if not len(first):
             return first
+        # Of several steps between two inputs one is taken at random: which of them leads anywhere is unknown.
         entry = (self._random(apart.shape) * apart).argmax(dim=1, keepdim=True)
         side, away = here.gather(1, entry), second - first
         for halving in range(self.settings.halvings + torch.finfo(self.own).bits):
+            # Halves of the distance come near a step soon; only halves of the numbers in between end at two neighbours.
             middle = first / 2 + second / 2 if halving < self.settings.halvings else self._between(first, second)
             middle = self._numbers(middle)
             is_same = self._sides(middle).gather(1, entry) == side
@@ -171,6 +176,7 @@ class StepSides:
         beside a small number, halves of a distance would be many.
         """
         low, high = (_rank(each.to(self.own)) for each in (first, second))
+        # The mean of two whole numbers, rounded down: their sum may be beyond the largest one.
         return _of_rank((low >> 1) + (high >> 1) + (low & high & 1), self.own).double()
 
     @torch.no_grad()
@@ -185,6 +191,7 @@ class StepSides:
         distances = specification.distance_to_nearest(torch.cat(parts).nan_to_num(nan=inf))
         self.model.visited.add(specification, x, distances)
         beyond = (distances <= 0).nonzero().flatten()
+        # Of many inputs at one step all have the same distance, and `topk` would leave their order to the device.
         order = distances[beyond].sort(stable=True).indices[: self.settings.candidates]
         return self.model.first_confirmed(specification, x[beyond[order]]) if len(order) else None
 

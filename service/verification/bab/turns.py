@@ -78,6 +78,7 @@ class Turns:
         """Give a search its turn; return whether it decided."""
         before, deadline = course.latest, min(self.end, time.monotonic() + seconds)
         found = self.guarded(lambda: course.run(deadline, self.end, self._listening(course)))
+        # A turn that runs out of memory reports nothing, and takes nothing back from what was proved before.
         course.latest = replace(found, bound=max(before.bound, found.bound), domains=max(before.domains, found.domains))
         return found.verdict is not Verdict.UNKNOWN
 

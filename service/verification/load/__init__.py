@@ -87,7 +87,10 @@ def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator
                 parts[pair.model].append(instance)
             for name, part in parts.items():
                 read = partial(_content, archive, opened.pairs[part[0]])
-                source, checked = OnnxSource(data.cache, f"{file}:{name}", read), partial(_checked, opened, asked, part)
+                source, checked = (
+                    OnnxSource(data.cache, f"{file}:{name}", read),
+                    partial(_check_fit, opened, asked, part),
+                )
                 try:
                     loaded = load_onnx(with_labels_if_asked(source, checked), loader, checked, part)
                 except UnsupportedModelError as error:
@@ -100,12 +103,12 @@ def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator
                         raise
                     yield RefusedModel(frozenset(part), f"{name}: {type(error).__name__}: {error}", fault=error)
                     continue
-                yield _named(loaded, name, asked, part)
+                yield _name_layers(loaded, name, asked, part)
     except (OSError, VnnlibError) as error:
         raise PropertyError(f"property.instances: {error}") from error
 
 
-def _named(loaded: Task | RefusedModel, name: str, asked: Queried, part: Sequence[int]) -> Task | RefusedModel:
+def _name_layers(loaded: Task | RefusedModel, name: str, asked: Queried, part: Sequence[int]) -> Task | RefusedModel:
     """Return a loaded model as one of several: with its own instances, and layers under its name."""
     if isinstance(loaded, RefusedModel):
         return RefusedModel(frozenset(part), f"{name}: {loaded.reason}", asked)
@@ -122,7 +125,7 @@ def _content(archive: Path, pair: Pair) -> bytes:
     return content
 
 
-def _checked(opened: Bundle, asked: Queried, part: Sequence[int], sizes: tuple[int, int]) -> Queried:
+def _check_fit(opened: Bundle, asked: Queried, part: Sequence[int], sizes: tuple[int, int]) -> Queried:
     """Return the queries after checking that each fits its model's sizes."""
     for instance in part:
         check_sizes(opened.pairs[instance].name, asked.queries[instance], sizes)

@@ -119,7 +119,7 @@ def load_onnx(
         inputs = _points(asked, part, runtime, loader, engine.network.graph)
         difference = check_at(module, inputs, runtime, module.remedy)
         outside = Outside(_own(source, module, runtime.precision, lambda: runtime).flat, source.read)
-        return replace(task, precision=_told(runtime, difference, len(inputs)), outside=outside)
+        return replace(task, precision=_note_precision(runtime, difference, len(inputs)), outside=outside)
 
     return loader.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
@@ -159,7 +159,7 @@ def _load_divided(
 
     check(run, sizes[0], replace(runtime), remedy=module.remedy)
     inputs = _points(asked, part, runtime, loader)
-    told = _told(runtime, check_at(run, inputs, replace(runtime), module.remedy), len(inputs))
+    told = _note_precision(runtime, check_at(run, inputs, replace(runtime), module.remedy), len(inputs))
     return replace(task, notes=tuple(notes), precision=told, outside=Outside(there.flat, source.read))
 
 
@@ -172,7 +172,7 @@ def _own(
     return otherwise() if "bfloat16" in (precision or "") else OwnFile(source.read, module.output_names)
 
 
-def _told(runtime: Running, difference: float, inputs: int) -> str | None:
+def _note_precision(runtime: Running, difference: float, inputs: int) -> str | None:
     """Return the note on the bounds in rows of a model in half precision."""
     if runtime.precision is None:
         return None

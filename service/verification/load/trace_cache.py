@@ -61,7 +61,7 @@ class TraceCache:
             return trace()
         name = hashlib.sha256(f"{model}\n{dtype} {device}\n{CODE}".encode()).hexdigest()
         path = self.folder / FOLDER / name
-        kept = _kept(path)
+        kept = _read_graph(path)
         if kept is not None:
             return kept.to(device)
         graph = trace()
@@ -70,7 +70,7 @@ class TraceCache:
         return graph
 
 
-def _kept(path: Path) -> Graph | None:
+def _read_graph(path: Path) -> Graph | None:
     try:
         graph = from_bytes(path.read_bytes())
         used(path)

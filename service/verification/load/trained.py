@@ -14,13 +14,13 @@ from service.jobs.plugins import Features, Tokens
 from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty
 from service.models import build, load_into
-from service.models.data import Split, load, without_ignored
+from service.models.data import Split
 from service.models.reference import resolve
 from service.models.transformer import AfterEmbedding, Transformer, embedded
 from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property, read
 from service.verification.properties.base import PropertyError
-from service.verification.properties.robustness import RobustSamples
+from service.verification.properties.robustness import RobustSamples, first_samples
 from service.verification.task import RefusedModel, Task
 
 
@@ -92,10 +92,7 @@ def _robust_tokens(
             f"property.robustness.data has sequences of {gives.sequence} out of {gives.vocabulary} tokens, "
             f"the model takes {config.max_sequence} out of {config.vocab_size}"
         )
-    test = without_ignored(load(asked.data, layout), "property.robustness").test
-    if asked.count > len(test):
-        raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
-    samples = test.take(torch.arange(asked.count))
+    samples = first_samples(spec, layout)
     inputs = [embed(ids).flatten(1).cpu() for ids in torch.split(samples.inputs, AT_ONCE)]
     return RobustSamples(Split(torch.cat(inputs), samples.targets[:, -1]), config.vocab_size, asked.eps, asked.norm)
 

@@ -100,10 +100,7 @@ def robust_samples(
     ``layout`` has uploaded files.
     """
     asked = spec.robustness
-    test = without_ignored(load(asked.data, layout), "property.robustness").test
-    if asked.count > len(test):
-        raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
-    samples = test.take(torch.arange(asked.count))
+    samples = first_samples(spec, layout)
     own, gives = samples.inputs.shape[1], asked.data.gives
     if own != features:
         raise PropertyError(f"property.robustness.data has {own} features, the model takes {features}")
@@ -116,6 +113,15 @@ def robust_samples(
     if asked.limits is not None:
         _check_within(samples.inputs, asked.limits)
     return RobustSamples(samples, classes, asked.eps, asked.norm, limits=asked.limits)
+
+
+def first_samples(spec: RobustnessProperty, layout: DataLayout | None) -> Split:
+    """Return the samples that the property is about. Raises :class:`PropertyError` if there are fewer."""
+    asked = spec.robustness
+    test = without_ignored(load(asked.data, layout), "property.robustness").test
+    if asked.count > len(test):
+        raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
+    return test.take(torch.arange(asked.count))
 
 
 def _check_within(inputs: Tensor, limits: tuple[float, float]) -> None:

@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 import torch
 from nets import output_bounds, prepared
+from rigorous_problems import rigorous_lower_bounds
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.network import Network
-from service.bounds.rigorous import rigorous_lower_bounds
 
 METHODS = ["ibp", "crown-ibp", "crown", "alpha-crown"]
 Function = Callable[[Tensor], Tensor]

@@ -59,17 +59,14 @@ class Ladder(nn.Module):
 
 
 def ladders(mesh: Any) -> tuple[nn.Module, nn.Module, Exact, tuple[int, ...]]:
+    from divided_tensors import copy_parts
     from nets import redraw
 
     from service.parallel.mesh import SINGLE
-    from service.parallel.tensor.placement import own_part, sharded_dimensions
 
     whole, divided = Ladder(SINGLE).double(), Ladder(mesh.tp).double()
     redraw(whole, torch.Generator().manual_seed(5), scale=30)
-    weights = dict(whole.named_parameters())
-    with torch.no_grad():
-        for name, parameter, dimension in sharded_dimensions(divided):
-            parameter.copy_(own_part(weights[name], dimension, mesh.tp))
+    copy_parts(whole, divided, mesh.tp)
     return whole, divided, whole.exactly, (4, 3)
 
 

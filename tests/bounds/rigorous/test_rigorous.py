@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lanes import examples
 from nets import box_around, mlp, output_bounds, prepared, samples, tokens, transformer
 from operator_groups import blame, made
-from rigorous_problems import DOUBLE, both_sides, cancelling, exactly
+from rigorous_problems import DOUBLE, both_sides, cancelling, exactly, rigorous_lower_bounds
 from torch import Tensor, nn
 
 from service.bounds.ball import Ball
@@ -29,7 +29,7 @@ from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.optimise import Ascent
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Lines, Relaxation
-from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
+from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown
 from service.bounds.rigorous.method import OptimisedLowerBounds
 from service.models.transformer import AfterEmbedding, embedded
 

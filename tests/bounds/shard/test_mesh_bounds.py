@@ -227,6 +227,7 @@ def test_a_model_whose_ranks_differ_without_a_collective_is_refused(torchrun: An
 def unusual_graphs() -> dict[str, float]:
     """Gathered outputs, activations right behind a scatter, and a region that takes up values of an earlier one."""
     import torch
+    from divided_tensors import copy_parts
     from nets import box_around, output_bounds, redraw
     from torch import Tensor, nn
 
@@ -237,7 +238,6 @@ def unusual_graphs() -> dict[str, float]:
     from service.parallel.mesh import SINGLE, Axis
     from service.parallel.mesh import build as build_mesh
     from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-    from service.parallel.tensor.placement import own_part, sharded_dimensions
 
     class Unusual(nn.Module):
         def __init__(self, axis: Axis) -> None:
@@ -259,10 +259,7 @@ def unusual_graphs() -> dict[str, float]:
     whole, divided = Unusual(SINGLE).double(), Unusual(axis).double()
     generator = torch.Generator().manual_seed(5)
     redraw(whole, generator, scale=2)
-    weights = dict(whole.named_parameters())
-    with torch.no_grad():
-        for name, parameter, dimension in sharded_dimensions(divided):
-            parameter.copy_(own_part(weights[name], dimension, axis))
+    copy_parts(whole, divided, axis)
     box = box_around(torch.randn(5, 6, generator=generator, dtype=torch.float64), 0.3)
     networks = prepare(divided, (6,), axis), prepare(whole, (6,))
     found = {}

@@ -112,7 +112,7 @@ def test_its_gate_holds_for_its_configuration_and_its_package(answers: dict[str,
 
 
 def test_it_is_listed_and_checked_at_submit(answers: dict[str, Any]) -> None:
-    assert answers["programs"] == ["allocator"]
+    assert answers["programs"] == ["exported", "allocator"]
     assert answers["on two ranks"] == ["parallel"]
     assert "shapes describes a model" in answers["with shapes"]
     assert "got both" in answers["both"]

@@ -15,6 +15,8 @@ from checked_specs import (
     spec,
 )
 
+from service.jobs.spec.objective import Certified
+
 BY_THE_GATE = {"train": True, "gate": A}
 TWICE = {"global": 32, "micro": 8}
 
@@ -59,13 +61,18 @@ TWICE = {"global": 32, "micro": 8}
             {"phases": ["train"]},
             [("compile.inference", True, "false, or a compile job with the phase inference")],
         ),
+        ({"objective": {"name": "cross_entropy"}}, {"objective": "cross_entropy"}, []),
         ({"compile": {"gate": A}}, {"model": DEEP}, []),  # nothing is to be compiled
         ({}, {"modes": ["eager"]}, [("compile.gate", A, "more modes")]),
         (
             {"objective": CERTIFIED},
             {},
             [
-                ("objective.name", "certified", "cross_entropy, or a job that does not compile"),
+                (
+                    "objective",
+                    str(Certified.model_validate(CERTIFIED).model_dump(mode="json")),
+                    "the objective of the gate's job, or another compile.gate",
+                ),
                 ("compile.train", True, "false"),
             ],
         ),

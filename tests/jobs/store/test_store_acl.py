@@ -77,8 +77,8 @@ def keys_of(script: Script[..., Any]) -> list[str]:
 
 
 def test_every_script_has_callers_whose_rules_follow_from_it() -> None:
-    """A new one is listed in ``service/jobs/store/acl.py``: in HOST_SCRIPTS if agents or supervisors call it, in
-    API_SCRIPTS if the API does. Only constant words are read out of the scripts, so there is nothing else in them."""
+    """A new one names them at its stub: "host" if agents or supervisors call it, "api" if the API does. Only constant
+    words are read out of the scripts, so there is nothing else in them."""
     assert SCRIPTS.keys() ^ {script.name for scripts in ROLES.values() for script in scripts} == set()
     for path in (resources.files("service.jobs.store") / "lua").iterdir():
         text = path.read_text() if path.is_file() else "".join(each.read_text() for each in path.iterdir())

@@ -178,6 +178,14 @@ def test_phases_are_those_of_the_newest_attempt(store: Store, submit: Submit, be
     assert [phase.name for phase in store.jobs.get(job.id).phases] == ["starting"]
 
 
+def test_what_would_fail_again_is_not_tried_again(store: Store, submit: Submit, beat: Any, start: Start) -> None:
+    beat("a", cpu=1)
+    job = submit(retries=1)
+    (ref,) = start(job)
+    refused = JobError(type="GateError", message="no", final=True)
+    assert store.attempts.finish(ref, PartOutcome("failed", error=refused)).state == "failed"
+
+
 def test_a_job_keeps_the_torch_that_its_newest_attempt_runs_with(store: Store, submit: Submit, start: Start) -> None:
     job = submit()
     assert store.jobs.get(job.id).torch is None

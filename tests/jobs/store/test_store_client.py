@@ -106,7 +106,7 @@ def other_type(job_id: int) -> list[str]: ...
 @pytest.mark.parametrize("stub", [other_name, too_many, other_type])
 def test_a_stub_that_disagrees_with_its_script_fails_at_import(stub: object) -> None:
     with pytest.raises(HeaderMismatch, match=r"lua/get\.lua"):
-        Script("get", stub)  # type: ignore[arg-type,var-annotated]
+        Script("get", frozenset(), stub)  # type: ignore[arg-type,var-annotated]
 
 
 def test_every_script_has_a_stub_and_every_library_a_user() -> None:
@@ -114,7 +114,7 @@ def test_every_script_has_a_stub_and_every_library_a_user() -> None:
     stubs = (folder.parent / "stubs.py").read_text()
     scripts = sorted(path.stem for path in folder.glob("*.lua"))
     assert scripts
-    assert [name for name in scripts if f'@script("{name}")' not in stubs] == []
+    assert [name for name in scripts if f'@script("{name}", ' not in stubs] == []
     used = " ".join(path.read_text() for path in folder.glob("*.lua"))
     assert all(path.stem in used for path in folder.glob("lib/*.lua"))
 

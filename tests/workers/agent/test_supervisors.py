@@ -88,6 +88,14 @@ def test_a_part_that_a_supervisor_has_is_left_to_it(log: Path) -> None:
         psutil.Process(pid).kill()
 
 
+def test_a_supervisor_that_has_ended_leaves_no_zombie_until_the_next_heartbeat(log: Path) -> None:
+    order = SupervisorOrder("job_x", 1, "alpha", "127.0.0.1", "unix:///nowhere", "/nowhere", 1.0, StoreLimits())
+    supervisors = Supervisors([sys.executable, "-c", "input()"], log, forks=False, restart_after_s=0)
+    supervisors.start(order)
+    pid = supervisors._parts[order.ref].pid
+    eventually(lambda: not psutil.pid_exists(pid))
+
+
 @pytest.mark.slow
 def test_a_fork_of_the_server_runs_a_part_and_knows_no_more_than_a_new_interpreter(
     fleet: Fleet, forks: Supervisors, log: Path, monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,13 @@ def test_a_refusal_has_no_traceback_to_look_at() -> None:
         assert error.traceback_artifact == artifact
 
 
+def test_what_would_fail_again_is_said_to() -> None:
+    for final in (False, True):
+        error = judge(Evidence("rank_failed", 1, errors=[{**raised(2), "final": final}])).error
+        assert error is not None
+        assert error.final == final
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS])
 def test_a_rank_that_was_killed_outranks_its_peers_exceptions(number: signal.Signals) -> None:
     codes = {1: -number, 0: 1}

@@ -7,9 +7,9 @@ import { bySeed, mean, named } from "../lib/seeds.js";
 import { ofDevice, ofLabels, panels, smoothed, table } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { callAt } from "../ui/api.js";
-import { Crosshair } from "../ui/canvas.js";
+import { axisSwitch, Crosshair } from "../ui/canvas.js";
 import { Chart, TOLD_APART } from "../ui/chart.js";
-import { fill, h, setAttribute } from "../ui/dom.js";
+import { fill, h } from "../ui/dom.js";
 import { blank } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -76,24 +76,15 @@ export class Curves {
     this.seeds = h("label", { class: "choice" }, this.means, "Mean of seeds");
     this.place = h("div", { class: "curves" });
     this.note = h("span", { class: "note" });
+    const axes = axisSwitch(this.by, (by) => {
+      this.by = by;
+      this.chart = null;
+      this.draw();
+    });
     this.element = h("section", { class: "panel", id: "curves", "aria-label": "Curves" },
       h("header", {}, h("h2", {}, "Curves"), this.note,
-        h("span", { class: "aside" }, this.seeds, h("label", { class: "smoothing" }, "Smoothing", this.smoothing), this.axisSwitch(), this.select)),
+        h("span", { class: "aside" }, this.seeds, h("label", { class: "smoothing" }, "Smoothing", this.smoothing), axes, this.select)),
       this.place);
-  }
-
-  axisSwitch() {
-    const buttons = /** @type {const} */ (["step", "time"]).map((by) => {
-      const button = h("button", { class: "tiny", type: "button", "aria-pressed": String(by === this.by) }, by);
-      button.addEventListener("click", () => {
-        this.by = by;
-        for (const other of buttons) setAttribute(other, "aria-pressed", String(other === button));
-        this.chart = null;
-        this.draw();
-      });
-      return button;
-    });
-    return h("span", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, ...buttons);
   }
 
   /**

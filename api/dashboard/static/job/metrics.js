@@ -5,9 +5,9 @@ import { extent, tickLabel } from "../lib/scales.js";
 import { best, isEvaluation, ofDevice, ofLabels, panels, smoothed, table, take } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
-import { Crosshair } from "../ui/canvas.js";
+import { axisSwitch, Crosshair } from "../ui/canvas.js";
 import { Chart } from "../ui/chart.js";
-import { fill, h, oncePerFrame, setAttribute } from "../ui/dom.js";
+import { fill, h, oncePerFrame } from "../ui/dom.js";
 import { blank } from "../ui/status.js";
 import { Section } from "./section.js";
 
@@ -43,21 +43,12 @@ export class Metrics extends Section {
       this.weight = Number(this.smoothing.value);
       this.update();
     });
-    this.aside.append(h("label", { class: "smoothing" }, "Smoothing", this.smoothing), this.axisSwitch());
-    this.draw = oncePerFrame(() => this.update());
-  }
-
-  axisSwitch() {
-    const buttons = /** @type {const} */ (["step", "time"]).map((by) => {
-      const button = h("button", { class: "tiny", type: "button", "aria-pressed": String(by === this.by) }, by);
-      button.addEventListener("click", () => {
-        this.by = by;
-        for (const other of buttons) setAttribute(other, "aria-pressed", String(other === button));
-        this.rebuild();
-      });
-      return button;
+    const axes = axisSwitch(this.by, (by) => {
+      this.by = by;
+      this.rebuild();
     });
-    return h("span", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, ...buttons);
+    this.aside.append(h("label", { class: "smoothing" }, "Smoothing", this.smoothing), axes);
+    this.draw = oncePerFrame(() => this.update());
   }
 
   rebuild() {

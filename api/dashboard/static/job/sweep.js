@@ -1,4 +1,4 @@
-/** The jobs of a sweep: their values, state and metric, with links to each. */
+/** The jobs of a sweep or a chain: their values or names, state and metric, with links to each. */
 
 import { comparePath } from "../lib/compare.js";
 import { number } from "../lib/format.js";
@@ -15,8 +15,9 @@ const PAGE = 1000;
 const POLL_MS = 5000;
 
 export class Sweep extends Section {
-  constructor() {
-    super("Jobs of the sweep", "sweep");
+  /** @param {"sweep" | "chain"} what */
+  constructor(what) {
+    super(`Jobs of the ${what}`, "sweep");
     /** @type {Job | null} */
     this.job = null;
     this.compare = h("a", { class: "button small", hidden: true }, "Compare");
@@ -31,7 +32,7 @@ export class Sweep extends Section {
     const before = this.job;
     this.job = job;
     setAttribute(this.compare, "href", comparePath([job]));
-    this.compare.hidden = false;
+    this.compare.hidden = job.kind === "chain";
     if (before && (before.state !== job.state || before.progress?.done !== job.progress?.done)) void this.load(job);
   }
 

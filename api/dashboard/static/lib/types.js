@@ -5,7 +5,7 @@
  * @typedef {{done: number, total: number, unit: string, share?: number | null, phase?: string | null, left_s?: number | null}} Progress
  * @typedef {{name: string, began_at: string, seconds: number | null}} Phase
  * @typedef {{host: string, devices: number[], pool?: string}} HostShare
- * @typedef {{type: string, message: string, rank?: number | null, traceback_artifact?: string | null}} JobError
+ * @typedef {{type: string, message: string, rank?: number | null, traceback_artifact?: string | null, final?: boolean}} JobError
  *
  * @typedef {object} Job
  * @property {string} id

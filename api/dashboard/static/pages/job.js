@@ -31,7 +31,7 @@ const kindsWithPage = JSON.parse(place.dataset.kinds ?? "[]");
 
 /** What the middle of the page shows: the jobs of a sweep, else by the job's kind. @param {Job} job @returns {Promise<Section[]>} */
 async function sectionsOf({ kind, children }) {
-  if (children) return [new Sweep()];
+  if (children) return [new Sweep(kind === "chain" ? kind : "sweep")];
   if (kindsWithPage.includes(kind)) {
     try {
       return (await import(`../kinds/${encodeURIComponent(kind)}.js`)).sections();

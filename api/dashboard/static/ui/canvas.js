@@ -1,7 +1,7 @@
 /** What all plots share: a canvas that fits its box and the theme, a frame with ticks, and one crosshair for all. */
 
 import { apart, tickLabel } from "../lib/scales.js";
-import { oncePerFrame } from "./dom.js";
+import { h, oncePerFrame, setAttribute } from "./dom.js";
 
 /** @typedef {import("../lib/scales.js").Scale} Scale */
 /** @typedef {{width: number, height: number, left: number, right: number, top: number, bottom: number}} Box */
@@ -174,4 +174,20 @@ export function follow(canvas, crosshair, invert, neighbour) {
     event.preventDefault();
     crosshair.move(neighbour(crosshair.at, steps));
   });
+}
+
+/**
+ * Buttons that choose the horizontal axis.
+ * @param {"step" | "time"} first @param {(by: "step" | "time") => void} choose
+ */
+export function axisSwitch(first, choose) {
+  const buttons = /** @type {const} */ (["step", "time"]).map((by) => {
+    const button = h("button", { class: "tiny", type: "button", "aria-pressed": String(by === first) }, by);
+    button.addEventListener("click", () => {
+      for (const other of buttons) setAttribute(other, "aria-pressed", String(other === button));
+      choose(by);
+    });
+    return button;
+  });
+  return h("span", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, ...buttons);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -13,6 +14,7 @@ from pydantic import (
     ModelWrapValidatorHandler,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
@@ -30,26 +32,38 @@ TOO_MANY_ERRORS = "too_many_errors"
 """Type of the error in place of more errors than anyone would read."""
 
 
-def _id(what: str, printed_by: str, form: str) -> WrapValidator:
-    """Refuse anything but an id, in words: whoever writes a path or a name does not know that the field takes an id."""
+@dataclass(frozen=True)
+class IdsByName:
+    """The context of a validation in which ids of jobs may be given by these names."""
 
-    def check(value: Any, matches: ValidatorFunctionWrapHandler) -> str:
+    ids: Mapping[str, str]
+
+
+def _id(what: str, printed_by: str, form: str) -> WrapValidator:
+    """Refuse anything but an id, in words: whoever writes a path or a name does not know that the field takes an id.
+    A name of :class:`IdsByName` stands for its id.
+    """
+
+    def check(value: Any, matches: ValidatorFunctionWrapHandler, info: ValidationInfo) -> str:
+        known = info.context.ids if what == _JOB and isinstance(info.context, IdsByName) else {}
         try:
-            matched: str = matches(value)
+            matched: str = matches(known.get(value, value) if isinstance(value, str) else value)
         except ValidationError:
             message = f"expected {what}'s id, as `{printed_by}` prints it"
-            raise PydanticCustomError(ID_EXPECTED, "{message}", {"message": message, "form": form}) from None
+            accepted = f"one of {', '.join(known)}, or {form}" if known else form
+            raise PydanticCustomError(ID_EXPECTED, "{message}", {"message": message, "form": accepted}) from None
         return matched
 
     return WrapValidator(check)
 
 
+_JOB = "a job"
 JOB_ID = re.compile(r"job_[0-9a-z]{20}")
 """A job's id: ``job_``, the time of submission and random characters."""
 JobId = Annotated[
     str,
     StringConstraints(pattern=f"^{JOB_ID.pattern}$"),
-    _id("a job", "trivet submit SPEC", "job_ and 20 letters or digits"),
+    _id(_JOB, "trivet submit SPEC", "job_ and 20 letters or digits"),
 ]
 FILE_ID_PREFIX = "file_"
 FILE_ID = re.compile(rf"{FILE_ID_PREFIX}[0-9a-f]{{64}}")
@@ -187,6 +201,11 @@ class CommonSpec(Strict):
         description="services that get the job's metrics and results when it ends",
     )
     sweep: SweepSpec | None = Field(None, description="values of other fields; each combination is its own job")
+
+    @property
+    def stands_for_others(self) -> bool:
+        """Whether the job holds no devices: other jobs, which are submitted with it, run in its place."""
+        return self.sweep is not None
 
     @model_validator(mode="wrap")
     @classmethod

@@ -13,8 +13,9 @@ elseif not is_sweep(job_id) then
   cancel_job(job_id, limits)
 elseif state == "running" then
   set_state(job_id, limits.stream_cap, "cancelling")
-  for _, child in ipairs(jobs_of(job_id)) do
-    cancel_job(child, limits)
+  local children = jobs_of(job_id)
+  for i = #children, 1, -1 do -- those that wait for others first: they are not to fail for want of them
+    cancel_job(children[i], limits)
   end
 end
 return view(job_id)

@@ -193,6 +193,8 @@ local function choose_hosts(pool, ranks, most_hosts, avoid)
   for i = 1, fewest - 1 do
     shares[i] = { host = hosts[i], count = hosts[i].free[pool] }
   end
+  -- The hosts are in order of their free devices, so those that suffice for the rest come first. Of those with the least,
+  -- the first by name is taken: with equal hosts every call then chooses the same.
   local last = fewest
   while last < #hosts and hosts[last + 1].free[pool] >= rest do
     last = last + 1
@@ -342,6 +344,7 @@ for _, pool in ipairs(POOLS) do
   }
 end
 capacity.projects = describe_bounds()
+-- Most calls find what the one before found, and every write is also one to the append-only file.
 local text = cjson.encode(capacity)
 if redis.call("GET", KEY.capacity()) ~= text then
   redis.call("SET", KEY.capacity(), text)

@@ -33,6 +33,7 @@ end
 
 for _, name in ipairs(redis.call("ZRANGE", KEY.leases(), "-inf", whole(now), "BYSCORE", "LIMIT", 0, most)) do
   local id, attempt, host = split_part(name)
+  -- To end one part may have ended other parts of the same attempt, which are then no longer lost.
   if redis.call("ZSCORE", KEY.leases(), name) then
     add_count(1, "trivet_lease_expiries_total")
     lose(id, attempt, host, "nobody on host " .. host .. " claimed the job in time")

@@ -14,8 +14,10 @@ if is_sweep(job_id) then
   for _, child in ipairs(jobs_of(job_id)) do
     if field(child, "state") ~= "succeeded" then
       again[#again + 1] = child
-      refusal = refusal or why_not_again(child)
     end
+  end
+  for _, child in ipairs(again) do
+    refusal = refusal or why_not_again(child, again)
   end
 end
 if refusal then

@@ -1,4 +1,5 @@
--- Accept a sweep: its parent, which runs until all its jobs are over and holds no devices, and its jobs.
+-- Accept a sweep or a chain: its parent, which runs until all its jobs are over and holds no devices, and its jobs. Those
+-- of a chain come behind the ones that they need (`links`), and name each other by what stands in for ids (`stand_in`).
 -- COST: 1,000 jobs at most, and for each its labels (32 at most) and the jobs needed (64 at most).
 -- USES: core jobs queue counts uploads quotas submission sweeps
 -- ARGV: limits: json, parent: json, children: json, metric: str, mode: str
@@ -23,7 +24,13 @@ end
 add_state_event(sweep, limits.stream_cap, "queued")
 set_state(sweep, limits.stream_cap, "running")
 tell_progress(sweep, limits.stream_cap)
+local ids = {}
 for _, child in ipairs(children) do
+  if child.stand_in then
+    child.id = next_id(child.suffix)
+    ids[child.stand_in] = child.id
+    name_others(child, ids)
+  end
   child.record.sweep = sweep
   child.record.indexes = string.gsub(child.record.indexes, "%]$", ',"of_a_sweep","sweep:' .. sweep .. '"]')
   child.indexes[#child.indexes + 1] = "of_a_sweep"

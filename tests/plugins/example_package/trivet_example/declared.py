@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -10,15 +10,20 @@ from pydantic import Field
 from service.jobs.plugins import (
     DataConfig,
     DataSource,
+    Evaluation,
     Features,
     ModelConfig,
     ModelFamily,
     ObjectiveConfig,
     ObjectiveKind,
+    OptimizerConfig,
+    OptimizerKind,
     ProgramConfig,
     ProgramKind,
     Reason,
     Samples,
+    ScheduleConfig,
+    ScheduleKind,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +76,23 @@ class HingeObjective(ObjectiveConfig):
     margin: float = Field(1.0, gt=0)
 
 
+class SignumOptimizer(OptimizerConfig):
+    """The sign of the momentum, times the rate (Bernstein et al., 2018)."""
+
+    name: Literal["signum"] = "signum"
+    momentum: float = Field(0.9, ge=0, lt=1)
+
+
+class TriangleSchedule(ScheduleConfig):
+    """Falls to zero and rises again, ``period`` steps from peak to peak."""
+
+    decay: Literal["triangle"] = "triangle"
+    period: int = Field(10, ge=2)
+
+    def decayed(self, step: int, steps: int, evaluations: Sequence[Evaluation]) -> float:
+        return abs(1 - 2 * (step % self.period) / self.period)
+
+
 class AllocatorProgram(ProgramConfig):
     """An encoder and a scorer; the scorer is called ``rounds`` times a step."""
 
@@ -88,4 +110,6 @@ class AllocatorProgram(ProgramConfig):
 FAMILY = ModelFamily(GatedConfig, "trivet_example.network:build")
 SOURCE = DataSource(RingsData, "trivet_example.rings:load")
 PROGRAM = ProgramKind(AllocatorProgram, "trivet_example.allocator:allocator")
+OPTIMIZER = OptimizerKind(SignumOptimizer, "trivet_example.signum:signum")
+SCHEDULE = ScheduleKind(TriangleSchedule)
 OBJECTIVE = ObjectiveKind(HingeObjective, "trivet_example.hinge:hinge")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.training.objective import Objective, ObjectiveContext
+from service.objectives import Objective, ObjectiveContext
 from trivet_example.declared import HingeObjective
 
 

@@ -30,6 +30,7 @@ local function note_for_exports(id)
   end
 end
 
+-- Closing the last job of a sweep closes the sweep, which is a job too.
 local close
 function close(id, cap, state, reason, error_text)
   dequeue(id)
@@ -55,6 +56,8 @@ function close(id, cap, state, reason, error_text)
       local outcome, sweep_error = outcome_of_sweep(sweep)
       if outcome == "cancelled" and field(sweep, "state") == "running" then
         set_state(sweep, cap, "cancelling")
+      elseif outcome == "succeeded" and field(sweep, "kind") == "chain" then
+        gather_results(sweep)
       end
       close(sweep, cap, outcome, nil, sweep_error)
     end
@@ -91,6 +94,7 @@ local function tell_dependents(cap, most)
     end
     local id, state = string.match(ended, "^(.+):(%a+)$")
     local waiting = redis.call("ZRANGE", KEY.job_dependents(id), 1, 1, "BYSCORE", "LIMIT", 0, most)
+    -- It leaves the list only when all were told: the next call goes on with it.
     if #waiting < most then
       redis.call("LPOP", KEY.ended())
     end
@@ -129,10 +133,12 @@ local function keep_lost(id)
   redis.call("HSET", KEY.job(id), "lost", cjson.encode(lost))
 end
 
--- What the job did itself uses its retries. What its hosts and the broker did has an allowance of its own.
+-- What the job did itself uses its retries, unless it would do it again. What its hosts and the broker did has an
+-- allowance of its own.
 local function end_faulty(id, limits, kind, fault)
   local job = redis.call("HMGET", KEY.job(id), "attempt", "retries", "retries_used")
-  local message = "attempt " .. job[1] .. ": " .. cjson.decode(fault).message
+  local decoded = cjson.decode(fault)
+  local message = "attempt " .. job[1] .. ": " .. decoded.message
   if kind == "interrupted" or kind == "preempted" then
     requeue(id, limits.stream_cap, message .. "; queued again")
   elseif kind == "lost" or kind == "unclaimed" then
@@ -143,7 +149,7 @@ local function end_faulty(id, limits, kind, fault)
     end
     keep_lost(id)
     requeue(id, limits.stream_cap, message .. "; queued again without using a retry (" .. lost .. " of " .. most .. ")")
-  elseif tonumber(job[3]) < tonumber(job[2]) then
+  elseif not decoded.final and tonumber(job[3]) < tonumber(job[2]) then
     local used = redis.call("HINCRBY", KEY.job(id), "retries_used", 1)
     requeue(id, limits.stream_cap, message .. "; retry " .. used .. " of " .. job[2])
   else
@@ -179,6 +185,7 @@ local function end_attempt_if_over(id, limits)
     return
   end
   if cancelling then
+    -- A job that was done before anybody told its ranks to stop has succeeded, whatever was asked.
     local in_time = failed == 0 and not job[5]
     count_attempt(in_time and "succeeded" or "cancelled")
     end_job(id, limits.stream_cap, in_time and "succeeded" or "cancelled")

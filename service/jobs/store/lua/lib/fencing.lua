@@ -47,6 +47,7 @@ local function take_up_again(id, host, lost, limits)
   if lost.result then
     redis.call("HSET", KEY.job(id), "result", lost.result)
   end
+  -- It was not lost after all, and must not count against the allowance.
   redis.call("HINCRBY", KEY.job(id), "lost_attempts", -1)
   set_state(id, limits.stream_cap, "running",
     "attempt " .. lost.attempt .. " goes on: its supervisor on host " .. host .. " is back")

@@ -47,6 +47,7 @@ local function change_slice(id, shape, priority, score)
     redis.call("ZREM", slice, id)
   end
   local new = first_in(slice, "-inf", "+inf")
+  -- The index has the heads alone, so a job behind one costs no write there.
   if (old and old.id) ~= (new and new.id) then
     show_head(shape, old, new)
   end

@@ -5,8 +5,8 @@ local function dependents_are_told(id)
   return redis.call("ZCOUNT", KEY.job_dependents(id), 1, 1) > 0
 end
 
--- Why a job cannot be queued again, nil where it can.
-local function why_not_again(id)
+-- Why a job cannot be queued again, nil where it can; `going` are those that are queued with it.
+local function why_not_again(id, going)
   local state, sweep = field(id, "state"), field(id, "sweep")
   if state ~= "failed" and state ~= "cancelled" then
     return "job " .. id .. " is " .. state .. "; only a failed or cancelled job can be retried"
@@ -16,7 +16,7 @@ local function why_not_again(id)
   local weights = cjson.decode(field(id, "weights") or "[]")
   for _, needed in ipairs(cjson.decode(field(id, "after"))) do
     local its_state = field(needed, "state")
-    if not its_state or (BADLY[its_state] and not is_listed(weights, needed)) then
+    if not its_state or (BADLY[its_state] and not is_listed(weights, needed) and not is_listed(going, needed)) then
       return "job " .. needed .. ", which job " .. id .. " needs, is " .. (its_state or "gone")
     end
   end

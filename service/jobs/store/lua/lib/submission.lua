@@ -89,7 +89,7 @@ end
 
 -- Write a job with its indexes and its idempotency key. Returns its id.
 local function write_job(entry, limits)
-  local id = next_id(entry.suffix)
+  local id = entry.id or next_id(entry.suffix)
   write_record(id, entry.record)
   redis.call("ZADD", KEY.jobs(), 0, id)
   enter_state(id, "queued")
@@ -105,6 +105,19 @@ local function write_job(entry, limits)
   end
   add_count(1, "trivet_jobs_submitted_total", entry.record.kind)
   return id
+end
+
+-- Put the ids of a chain's jobs, which come first, in place of what stands in for them.
+local function name_others(entry, ids)
+  for _, stand_in in ipairs(entry.links) do
+    entry.after[#entry.after + 1] = ids[stand_in]
+  end
+  for _, name in ipairs({ "spec", "after", "weights", "indexes" }) do
+    entry.record[name] = string.gsub(entry.record[name], "job_zzzzzzzzz%d+", ids)
+  end
+  for i, index in ipairs(entry.indexes) do
+    entry.indexes[i] = string.gsub(index, "job_zzzzzzzzz%d+", ids)
+  end
 end
 
 -- Write a job and queue it, or let it wait for those that it needs; none of them has ended badly. Returns its id.

@@ -1,6 +1,7 @@
--- Sweeps: a parent without devices, whose state follows from its jobs. Needs core, jobs.
+-- Sweeps and chains: a parent without devices, whose state follows from its jobs. Needs core, jobs.
 
 local ENDS = { "succeeded", "failed", "cancelled" }
+local LONGEST_GATHERED = 16384
 
 local function is_sweep(id)
   return redis.call("EXISTS", KEY.sweep(id)) == 1
@@ -62,6 +63,19 @@ local function outcome_of_sweep(sweep)
   end
   local message = counts[3] .. " of its " .. counts[1] .. " jobs failed"
   return "failed", cjson.encode({ type = "SweepFailed", rank = cjson.null, message = message })
+end
+
+-- The results of a chain's jobs become its own, by their names; in place of a long one stands the job that has it.
+local function gather_results(chain)
+  local found = {}
+  for _, id in ipairs(jobs_of(chain)) do
+    local result = field(id, "result") or "null"
+    if #result > LONGEST_GATHERED then
+      result = cjson.encode({ job = id })
+    end
+    found[#found + 1] = cjson.encode(cjson.decode(field(id, "parameters")).job) .. ":" .. result
+  end
+  redis.call("HSET", KEY.job(chain), "result", "{" .. table.concat(found, ",") .. "}")
 end
 
 -- A job of a sweep is queued again: a sweep that was over goes on.

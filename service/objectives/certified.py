@@ -22,10 +22,10 @@ from service.bounds.network import Network, Stage, prepare_stage
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.spec.objective import Certified
 from service.models.registry import build
+from service.objectives.base import Objective, ObjectiveContext
 from service.parallel.batch_norm import normalisations
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
-from service.training.objective.base import Objective, ObjectiveContext
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from service.jobs.plugins import IGNORED, Tokens
 from service.jobs.spec.objective import CrossEntropy
+from service.objectives.base import Objective, ObjectiveContext
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import cross_entropy, vocabulary_parallel_cross_entropy
-from service.training.objective.base import Objective, ObjectiveContext
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,6 @@
+"""Updates parameters: a file for each optimizer, found by its declaration."""
+
+from service.training.optimizers.base import Factory, Rule, UpdateGroup, matches
+from service.training.optimizers.updater import OptimizerError, Updater, updater_for
+
+__all__ = ["Factory", "OptimizerError", "Rule", "UpdateGroup", "Updater", "matches", "updater_for"]

@@ -1,0 +1,81 @@
+"""Defines what an optimizer is made of; a package with its own returns :class:`Rule` s from its factory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a parameter's name fits one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True)
+class UpdateGroup:
+    """Parameters of this rank that are updated alike, with their peak rate and weight decay.
+
+    ``parameters`` are named as in every layout. A tied one may be there twice under one name, since a rank may have
+    both of its places. ``rows`` has by name the rows before the padding of padded ones. ``decay_given`` says that a
+    group of the spec gives the decay.
+    """
+
+    parameters: Sequence[tuple[str, nn.Parameter]]
+    lr: float
+    weight_decay: float
+    decay_given: bool = False
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+    def of_torch(self) -> dict[str, Any]:
+        """Return it as a group of ``torch.optim``; its ``peak`` is what the schedule scales."""
+        values = [parameter for _, parameter in self.parameters]
+        return {"params": values, "lr": self.lr, "peak": self.lr, "weight_decay": self.weight_decay}
+
+    def split(self, chosen: Callable[[str, Tensor], bool]) -> tuple[UpdateGroup, UpdateGroup]:
+        """Return the group of the chosen parameters and that of the rest, either of which may be empty."""
+        picked = [pair for pair in self.parameters if chosen(*pair)]
+        rest = [pair for pair in self.parameters if not chosen(*pair)]
+        return replace(self, parameters=picked), replace(self, parameters=rest)
+
+    def own_decay(self, default: float) -> float:
+        """Return the weight decay, or ``default`` if no group of the spec gives it."""
+        return self.weight_decay if self.decay_given else default
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An optimizer of torch over groups of parameters, by which the job's page names it.
+
+    ``moments`` are what its state holds of each parameter, in the parameter's shape, by torch's names: they begin at
+    zero, and checkpoints have them.
+    """
+
+    name: str
+    optimizer: Optimizer
+    moments: tuple[str, ...]
+    groups: Sequence[UpdateGroup]
+
+    def prime(self, step: int) -> None:
+        """Give it the state that it would have created by ``step``, so that a checkpoint can be loaded into it.
+
+        The count of steps isn't in a checkpoint: it is the same for every parameter, so the checkpoint's step says it.
+        """
+        defaults = self.optimizer.defaults
+        on_device = bool(defaults.get("fused") or defaults.get("capturable"))
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                count = torch.tensor(float(step), device=parameter.device if on_device else "cpu")
+                zeros = {moment: torch.zeros_like(parameter) for moment in self.moments}
+                self.optimizer.state[parameter] = {"step": count, **zeros}
+
+
+Factory = Callable[[Any, Sequence[UpdateGroup], torch.device], Sequence[Rule]]
+"""Makes the rules of a configuration; an :class:`~service.jobs.plugins.OptimizerKind` names one. Each parameter of the
+groups is in one rule.
+"""

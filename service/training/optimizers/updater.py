@@ -1,0 +1,109 @@
+"""Updates all parameters of a rank by the rules of the job's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor, nn
+
+from service.jobs.plugins import OptimizerConfig
+from service.jobs.plugins.declarations import dotted
+from service.jobs.runtime import RefusedError
+from service.jobs.spec.optimizer import OPTIMIZERS
+from service.parallel.tensor.placement import global_parameters, global_rows
+from service.training.optimizers.base import Factory, Rule, UpdateGroup, matches
+
+
+class OptimizerError(RefusedError, ValueError):
+    """The optimizer's patterns do not fit the model's parameters."""
+
+
+class Updater:
+    """Holds the rules of an optimizer over a rank's parameters. ``frozen`` ones stay as they are."""
+
+    def __init__(self, rules: Sequence[Rule], frozen: Sequence[tuple[str, nn.Parameter]]) -> None:
+        self.rules = rules
+        self._frozen = frozen
+
+    def drop_frozen(self) -> None:
+        """Forget the gradients of frozen parameters, before they are counted in a norm."""
+        for _, parameter in self._frozen:
+            parameter.grad = None
+
+    def step(self, share: float) -> None:
+        """Update every parameter at this share of its peak rate, and forget the gradients."""
+        for rule in self.rules:
+            for group in rule.optimizer.param_groups:
+                group["lr"] = group["peak"] * share
+            rule.optimizer.step()
+            rule.optimizer.zero_grad()
+
+    def prime(self, step: int) -> None:
+        """Give the rules the state that they would have created by ``step``."""
+        for rule in self.rules:
+            rule.prime(step)
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return what is kept of a parameter, by name; nothing of a frozen one. The tensors are the state itself."""
+        for rule in self.rules:
+            if parameter in rule.optimizer.state:
+                state = rule.optimizer.state[parameter]
+                return {moment: state[moment] for moment in rule.moments}
+        return {}
+
+    def names(self) -> dict[str, list[str]]:
+        """Return the names of this rank's parameters by the rule that updates them; ``frozen`` are the rest."""
+        found = {rule.name: [name for group in rule.groups for name, _ in group.parameters] for rule in self.rules}
+        return found | ({"frozen": [name for name, _ in self._frozen]} if self._frozen else {})
+
+
+def updater_for(
+    config: OptimizerConfig, stages: Iterable[nn.Module], whole: nn.Module, device: torch.device
+) -> Updater:
+    """Return the updater of this rank's stages; ``whole`` is the whole model, on any device.
+
+    Raises :class:`OptimizerError` for a pattern that no parameter has, and if all are frozen.
+    """
+    _check_patterns(config, [name for name, _ in global_parameters(whole)])
+    if config.name not in OPTIMIZERS.provided:
+        raise ValueError(f"no optimizer {config.name!r}; expected one of {', '.join(OPTIMIZERS.provided)}")
+    stages = list(stages)
+    parameters = [pair for stage in stages for pair in global_parameters(stage)]
+    rows = {name: count for stage in stages for name, count in global_rows(stage).items()}
+    groups, frozen = _grouped(config, parameters, rows)
+    factory: Factory = dotted(OPTIMIZERS.provided[config.name].declaration.factory)
+    return Updater(factory(config, groups, device) if groups else (), frozen)
+
+
+def _grouped(
+    config: OptimizerConfig, parameters: Sequence[tuple[str, nn.Parameter]], rows: Mapping[str, int]
+) -> tuple[list[UpdateGroup], list[tuple[str, nn.Parameter]]]:
+    """Return the groups that have parameters, that of the rest last, and the frozen parameters."""
+    left, groups, frozen = list(parameters), [], []
+    for asked in config.groups:
+        own = [pair for pair in left if matches(pair[0], asked.match)]
+        left = [pair for pair in left if not matches(pair[0], asked.match)]
+        decay = config.weight_decay if asked.weight_decay is None else asked.weight_decay
+        if asked.frozen:
+            frozen += own
+        else:
+            given = asked.weight_decay is not None
+            groups.append(UpdateGroup(own, config.lr * asked.lr_scale, decay, given, rows))
+    groups.append(UpdateGroup(left, config.lr, config.weight_decay, rows=rows))
+    return [group for group in groups if group.parameters], frozen
+
+
+def _check_patterns(config: OptimizerConfig, names: Sequence[str]) -> None:
+    for path, patterns in config.patterns().items():
+        for pattern in patterns:
+            if not any(matches(name, (pattern,)) for name in names):
+                near = get_close_matches(pattern, names, n=3, cutoff=0) or names[:3]
+                raise OptimizerError(
+                    f"optimizer.{path}: no parameter is named {pattern!r}; the model has {len(names)}, "
+                    f"such as {', '.join(near)}"
+                )
+    patterns_of = [(group.match, group.frozen) for group in config.groups]
+    if all(next((frozen for match, frozen in patterns_of if matches(name, match)), False) for name in names):
+        raise OptimizerError("optimizer.groups: every parameter is frozen; expected one that learns")

@@ -1,0 +1,69 @@
+"""Jobs on two GPUs through the service: bounds on every mesh over NCCL, lost ranks, and jobs side by side."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from gpu_jobs import GPUS, ended, nothing_left_of, ranks_of
+from running_service import Service
+
+pytestmark = pytest.mark.skipif(GPUS < 2, reason=f"two ranks over NCCL need 2 GPUs; this machine has {GPUS}")
+DIGITS = {"source": "digits"}
+TRAINING = {
+    "kind": "train",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [32, 32, 32], "out_features": 10},
+    "data": DIGITS,
+    "steps": 300,
+    "optimizer": {"lr": 0.01},
+    "batch": {"global": 128},
+    "device": "cuda",
+}
+ENDLESS = {**TRAINING, "steps": 10_000_000, "retries": 0}
+ON_TWO = [{"tp": 2}, {"dp_shard": 2}, {"pp": 2}]
+
+
+@pytest.fixture(scope="module")
+def classifier(service: Service) -> dict[str, Any]:
+    return ended(service, TRAINING)
+
+
+@pytest.mark.parametrize("parallel", ON_TWO, ids=lambda parallel: next(iter(parallel)))
+@pytest.mark.parametrize("method", ["ibp", "crown", "alpha-crown", "beta-crown"])
+def test_bounds_of_a_mesh_are_those_of_one_gpu(
+    service: Service, classifier: dict[str, Any], method: str, parallel: dict[str, int]
+) -> None:
+    asked = {"robustness": {"data": DIGITS, "count": 16, "eps": 0.02}}
+    spec = {"kind": "verify", "model": {"job": classifier["id"]}, "property": asked, "method": method, "device": "cuda"}
+    rows = []
+    for each in ({}, parallel):
+        job = ended(service, {**spec, "parallel": each})
+        rows.append(service.http.get(f"/v1/jobs/{job['id']}/bounds").raise_for_status().json()["items"])
+    for alone, divided in zip(*rows, strict=True):
+        assert alone["verdict"] == divided["verdict"]
+        if method != "beta-crown":  # a search stops at the first bound that proves
+            assert alone["lower"] == pytest.approx(divided["lower"], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_while_the_other_waits_in_a_collective_ends_the_job(service: Service, number: int) -> None:
+    job = service.submit({**ENDLESS, "parallel": {"dp_shard": 2}, "timeout_s": 30})["id"]
+    service.wait(job, lambda seen: bool((seen["progress"] or {}).get("done")))
+    ranks_of(job)[-1].send_signal(number)
+    seen = service.wait(job)
+    assert seen["state"] == "failed"
+    assert seen["error"]["type"] == ("RankDied" if number == signal.SIGKILL else "TimeoutExceeded")
+    nothing_left_of(job)
+
+
+def test_two_jobs_run_side_by_side(service: Service) -> None:
+    jobs = [service.submit(ENDLESS)["id"] for _ in range(2)]
+    for job in jobs:
+        service.wait(job, lambda seen: bool((seen["progress"] or {}).get("done")))
+    assert [service.job(job)["state"] for job in jobs] == ["running", "running"]
+    assert len({device for job in jobs for place in service.job(job)["placement"] for device in place["devices"]}) == 2
+    for job in jobs:
+        service.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
+        service.wait(job)
+        nothing_left_of(job)
