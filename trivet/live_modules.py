@@ -157,8 +157,13 @@ class _BoxInputs:
         lower, upper = (
             tuple(each.to(device, dtype if each.is_floating_point() else None) for each in side) for side in sides
         )
-        with torch.no_grad():
-            output = module(*lower)
+        try:
+            with torch.no_grad():
+                output = module(*lower)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"box: {type(module).__name__} does not take inputs of the shapes {shapes[0]}: {error}"
+            ) from error
         if not isinstance(output, torch.Tensor):
             raise ModuleRefused(
                 f"{type(module).__name__} returns a {type(output).__name__}; expected one tensor: bound a module that "

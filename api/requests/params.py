@@ -47,6 +47,14 @@ def refused_key(conflict: Conflict, key: str | None) -> Exception:
 
 
 _JOB_ID = "job_[0-9a-z]{20}"
+SweepFilter = Annotated[
+    str | None,
+    Query(pattern=f"^(none|{_JOB_ID})$", description="jobs of the sweep with this id; `none`: those of no sweep"),
+]
+NeedsFilter = Annotated[
+    str | None,
+    Query(pattern=f"^{_JOB_ID}$", description="jobs that use this one: its model, its gate, or run after it"),
+]
 JobIds = Annotated[
     str,
     Query(

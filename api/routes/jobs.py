@@ -27,8 +27,10 @@ from api.requests import (
     IdempotencyKey,
     JobIds,
     Limit,
+    NeedsFilter,
     PageCursor,
     StrictRoute,
+    SweepFilter,
     TargetProject,
     invalid,
     refused_key,
@@ -115,12 +117,8 @@ async def _filter(
     label: Annotated[str | None, Query(max_length=200, description="`key=value`, or `key` with any value")] = None,
     owner: Annotated[str | None, Query(max_length=200)] = None,
     project: Annotated[ProjectName | None, Query(description="jobs of this project")] = None,
-    sweep: Annotated[
-        str | None, Query(max_length=200, description="jobs of the sweep with this id; `none`: those of no sweep")
-    ] = None,
-    needs: Annotated[
-        str | None, Query(max_length=200, description="jobs that use this one: its model, its gate, or run after it")
-    ] = None,
+    sweep: SweepFilter = None,
+    needs: NeedsFilter = None,
     q: Annotated[str | None, Query(max_length=200, description="part of a name or of an id")] = None,
 ) -> JobFilter:
     """Return the caller's filter, limited to jobs that the caller may see."""

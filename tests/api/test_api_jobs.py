@@ -77,7 +77,14 @@ def test_listing_filters_and_pages_newest_first(client: TestClient, keys: Keys) 
 
 @pytest.mark.parametrize(
     ("params", "path"),
-    [({"state": "done"}, "state.0"), ({"kind": "x"}, "kind"), ({"limit": "0"}, "limit"), ({"cursor": "x"}, "cursor")],
+    [
+        ({"state": "done"}, "state.0"),
+        ({"kind": "x"}, "kind"),
+        ({"limit": "0"}, "limit"),
+        ({"cursor": "x"}, "cursor"),
+        ({"sweep": "all"}, "sweep"),
+        ({"needs": "train"}, "needs"),
+    ],
 )
 def test_a_bad_filter_is_refused_by_name(client: TestClient, params: dict[str, str], path: str) -> None:
     answer = client.get("/v1/jobs", params=params)

@@ -116,6 +116,7 @@ def test_a_module_that_is_not_one_function_is_refused(module: nn.Module, message
     [
         (([[0, 0]], [[1]]), "expected \\(lower, upper\\) of the same shapes"),
         ((torch.zeros(3, 2), torch.ones(3, 2)), "expected a first dimension of 1"),
+        ((torch.zeros(1, 99), torch.ones(1, 99)), "does not take inputs of the shapes \\[\\(1, 99\\)\\]"),
     ],
 )
 def test_a_box_that_is_not_of_one_input_is_refused(box: Any, message: str) -> None:

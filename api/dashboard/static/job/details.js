@@ -97,7 +97,7 @@ function facts(job, needs, compiling) {
     ["Computed by", job.computed_by?.length ? job.computed_by.map((by, _, all) => computer(by, all.length > 1)) : null],
     ["Parallel", job.children ? null : mesh(job.spec.parallel)],
     ["Needs", needs],
-    ["Sweep", job.sweep ? h("a", { href: `/jobs/${encodeURIComponent(job.sweep)}` }, job.sweep) : null],
+    ["Part of", job.sweep ? h("a", { href: `/jobs/${encodeURIComponent(job.sweep)}` }, job.sweep) : null],
     ["Compiled", compiling],
     ["Went on in eager", eager.length ? eager.map(([phase, why]) => h("div", {}, `${phase}: ${why}`)) : null],
     ["Labels", labels.length ? [h("span", { class: "chips" }, ...labels)] : null],
