@@ -19,7 +19,7 @@ from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.ibp import propagate
 from service.bounds.network import Network
-from service.bounds.operators import convolution
+from service.bounds.operators import convolution, linear
 from service.bounds.operators.convolution import Convolution
 from service.bounds.rank_group import RankGroup
 
@@ -236,3 +236,13 @@ def test_a_convolution_and_its_adjoint_give_the_same_products(  # noqa: PLR0917 
         (through,) = Convolution().backward(node, y, RankGroup()).coefficients
     assert isinstance(through, Tensor)
     torch.testing.assert_close((through * x[:, None]).sum(dim=(2, 3, 4)), (values[:, None] * y).sum(dim=(2, 3, 4)))
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 9, 100])
+def test_a_weight_that_is_taken_in_parts_is_taken_whole(at_once: int) -> None:
+    """One row at least, an uneven last part, and all rows at once."""
+    generator = torch.Generator().manual_seed(2)
+    weight, spread = torch.randn(7, 3, generator=generator), torch.rand(2, 5, 3, generator=generator)
+    with patch.object(linear, "AT_ONCE", at_once):
+        found = linear._through_magnitudes(spread, weight)
+    torch.testing.assert_close(found, spread @ weight.abs().mT)
