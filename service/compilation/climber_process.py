@@ -11,11 +11,11 @@ from itertools import groupby
 
 import torch
 
-from service.compilation.forks import EXCHANGED, FINEST, PLAN, STOP, UNKNOWN, Seat
+from service.compilation.forks import EXCHANGED, FINEST, PLAN, SHARES, STOP, UNKNOWN, Seat
 from service.compilation.instruments.profile import start_profiler
 from service.compilation.judgement import Result
 from service.compilation.ladder import climb
-from service.compilation.plans import Plan, choose_plan
+from service.compilation.plans import SMALL, Plan, choose_plan
 from service.compilation.prepare import Prepared
 from service.compilation.program import Program
 from service.compilation.run.exchange import FileExchange, locked
@@ -51,6 +51,11 @@ class ClimbTask:
     index: int = 0
     """Its place in each plan; it has no rungs where a plan has fewer processes."""
 
+    @property
+    def generates_code(self) -> bool:
+        """Return whether it does so by the plan with the most processes."""
+        return any(case.rung.generates_code for case in self.plans[0][self.index])
+
     def climb(self, prepare: Callable[[], Prepared], seat: Seat) -> None:
         """Climb, and report."""
         runs = RunSeconds(lambda name: seat.tell(DOES, name))
@@ -72,9 +77,10 @@ class ClimbTask:
         for phase, cases in groupby(own, lambda case: case.phase):
             watch = Stopwatch()
             rungs = [case.rung for case in cases]
-            # What one process makes for itself alone, copies of large states among it, is not written down.
+            # What one process makes for itself alone, or too large to write down, is not handed on.
             others = sum(any(case.phase == phase for case in part) for part in chosen) - 1
-            own_plan = replace(plan, exchange=exchange if others or exchange.has_any(phase) else None)
+            shares = exchange.has_any(phase) or (others and seat.shared[SHARES])
+            own_plan = replace(plan, exchange=exchange if shares else None)
 
             def is_to_stop() -> bool:
                 return bool(seat.shared[STOP])
@@ -89,7 +95,9 @@ class ClimbTask:
     def _chosen_plan(self, program: Program, seat: Seat) -> Plan:
         """Return the plan, once the first process has chosen it."""
         if seat.shared[PLAN] == UNKNOWN and not self.index:
-            seat.shared[PLAN] = FINEST + choose_plan(self.plans, _bytes_of(program), _room(program.device))
+            size = _bytes_of(program)
+            seat.shared[SHARES] = size <= SMALL
+            seat.shared[PLAN] = FINEST + choose_plan(self.plans, size, _room(program.device))
         while seat.shared[PLAN] == UNKNOWN:
             time.sleep(_POLL_S)
         return self.plans[min(seat.shared[PLAN] - FINEST, len(self.plans) - 1)]

@@ -18,8 +18,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-STOP, PLAN = 0, 1
-"""Places in the memory that all processes share: whether to stop, and the number of the plan by which they climb."""
+STOP, PLAN, SHARES = 0, 1, 2
+"""Places in the memory that all processes share: whether to stop, the number of the plan by which they climb, and
+whether those of a phase share its uncompiled runs.
+"""
 UNKNOWN, FINEST = 0, 1
 """No plan has been chosen yet; the first, with the most processes."""
 EXCHANGED = ("train: first run", "train: baseline", "inference: first run", "inference: baseline")
@@ -94,7 +96,7 @@ class ForkedProcess:
 class Forks:
     """Processes that wait for a task; those already told to prepare for one come first."""
 
-    shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 2))
+    shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 3))
     races: int = field(default_factory=lambda: os.memfd_create("trivet-races"))
     exchanged: tuple[int, ...] = field(default_factory=lambda: tuple(map(os.memfd_create, EXCHANGED)))
     idle: list[ForkedProcess] = field(default_factory=list)

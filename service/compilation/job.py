@@ -75,7 +75,7 @@ def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> d
 def serve(spec: CompileSpec, context: RunContext, seat: Seat, task: ClimbTask | None) -> None:
     """Do a task in a process of its own: climb or, without rungs to climb, prove the detectors."""
     if task is not None:
-        task.climb(lambda: prepare_alone(spec, context), seat)
+        task.climb(lambda: prepare_alone(spec, context, begins=task.generates_code), seat)
     else:
         seat.tell("proved", kept_or_run(self_test, own_cache(), context.device_type))
 

@@ -15,10 +15,14 @@ from service.jobs.spec.compile import Phase
 Plan = tuple[tuple[RungCase, ...], ...]
 """The rungs of each process, each in the order of the ladder."""
 SMALL = 1 << 28
-"""Bytes of parameters and buffers up to which any number of processes hold a program at once."""
+"""Bytes of parameters and buffers up to which any number of processes hold a program at once, and share the states of
+its uncompiled run: writing down those of a larger one takes longer than a run of its own (16 layers of width 2048, one
+H200).
+"""
 _PROCESSES: tuple[dict[Phase, int], ...] = (
     {"train": 3, "inference": 3},
     {"train": 3, "inference": 1},
+    {"train": 2, "inference": 1},
     {"train": 1, "inference": 1},
 )
 """Processes of each phase, the most first: each one more starts, and shares the device (8 layers of width 512, one

@@ -38,12 +38,17 @@ class Prepared:
         return seconds
 
 
-def prepare_alone(spec: CompileSpec, context: RunContext) -> Prepared:
-    """Prepare the program as a process of its own climbs it, without other ranks."""
+def prepare_alone(spec: CompileSpec, context: RunContext, *, begins: bool = False) -> Prepared:
+    """Prepare the program as a process of its own climbs it, without other ranks; if it ``begins``, code generation
+    starts meanwhile.
+    """
     device = distributed.start_alone(context.device_type)
+    toolchain = Toolchain(device)
+    if begins:
+        toolchain.begin()
     target = target_of(spec, context, device)
     plan = replace(plan_run(target.program, spec.steps, spec.permitted, slowest), fullgraph=spec.fullgraph)
-    return Prepared(target.program, plan, target.subject, Toolchain(device))
+    return Prepared(target.program, plan, target.subject, toolchain)
 
 
 def start_toolchain(toolchain: Toolchain, rungs: Sequence[Rung]) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -38,6 +39,52 @@ class _Weight(Protocol):
 
 Weights = Mapping[str, _Weight]
 """Weights by the names of the parameters."""
+
+
+@dataclass(frozen=True)
+class KeptWeights(Mapping[str, _Weight]):
+    """The same weights, of which a rank's parts stay on ``device`` once they were taken, up to ``room`` bytes: a model
+    that is built many times reads them once.
+    """
+
+    weights: Weights
+    device: torch.device
+    room: int
+    kept: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
+    """By name and part."""
+
+    def __getitem__(self, name: str) -> _Weight:
+        return _KeptWeight(self, name, self.weights[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def take(self, name: str, part: tuple[slice, ...]) -> Tensor:
+        """Return a part, kept or to be kept where there is room for it."""
+        key = name, str(part)
+        if key in self.kept:
+            return self.kept[key]
+        found = self.weights[name][part]
+        if sum(each.nbytes for each in self.kept.values()) + found.nbytes <= self.room:
+            found = self.kept[key] = found.to(self.device, copy=True)
+        return found
+
+
+@dataclass(frozen=True)
+class _KeptWeight:
+    owner: KeptWeights
+    name: str
+    whole: _Weight
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.whole.shape
+
+    def __getitem__(self, part: tuple[slice, ...], /) -> Tensor:
+        return self.owner.take(self.name, part)
 
 
 class WeightsError(RefusedError, ValueError):

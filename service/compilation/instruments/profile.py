@@ -171,3 +171,11 @@ def peak(device: torch.device, besides: int) -> Peak | None:
         return None
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     return Peak((allocated - besides) / GIB, (reserved - besides) / GIB)
+
+
+def free_bytes(place: torch.device) -> int:
+    """Return the free bytes of a device's memory, with those that this process only keeps for its next tensors."""
+    if place.type == "cuda":
+        cached = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+        return torch.cuda.mem_get_info(place)[0] + cached
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

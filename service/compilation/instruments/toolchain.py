@@ -130,22 +130,32 @@ class Toolchain:
             os.environ.setdefault("TORCH_WARM_POOL", "0")
 
     def begin(self) -> None:
-        """Let the C++ compiler prepare headers meanwhile, if there is a folder to keep them.
+        """If there is a folder to keep it, compile the trivial kernel meanwhile on a GPU; elsewhere let the C++
+        compiler prepare headers.
 
         An error here happens again, and is reported, in :meth:`start`.
         """
-        if self.cache is None or self.device.type != "cpu":
+        if self.cache is None:
             return
+        if self.device.type == "cuda":
+            self._meanwhile(self._compile)
+        else:
+            self._prepare_headers(self.cache)
+
+    def _prepare_headers(self, cache: Path) -> None:
         try:
-            self._probes = self._probes or VectorProbes(self.cache)
+            self._probes = self._probes or VectorProbes(cache)
             self._probes.assume()
             prepare = _header_to_prepare()
         except Exception as error:
             log.debug("headers are not prepared beforehand: %s", error)
             return
         if prepare is not None:
-            self._preparing = Thread(target=self._prepare, args=(prepare,), name="headers", daemon=True)
-            self._preparing.start()
+            self._meanwhile(prepare)
+
+    def _meanwhile(self, prepare: Callable[[], Any]) -> None:
+        self._preparing = Thread(target=self._prepare, args=(prepare,), name="toolchain", daemon=True)
+        self._preparing.start()
 
     def start(self) -> float:
         """Compile a trivial kernel and return the seconds of all of the start, so that the first rung does not pay for
@@ -154,7 +164,7 @@ class Toolchain:
         In a job, files that its owner's earlier jobs left on the host save time. Raises the compiler's own
         error, such as on a machine without one.
         """
-        if self._preparing is None:
+        if self._preparing is None and self.device.type == "cpu":
             self.begin()
         if self._preparing is not None:
             self._preparing.join()
@@ -179,10 +189,12 @@ class Toolchain:
 
     def _prepare(self, prepare: Callable[[], Any]) -> None:
         start = time.perf_counter()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # each thread has its own
         try:
             prepare()
         except Exception as error:
-            log.debug("headers are not prepared beforehand: %s", error)
+            log.debug("code generation is not prepared beforehand: %s", error)
         self._seconds = time.perf_counter() - start
 
 

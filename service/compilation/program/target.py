@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from service import models
+from service.compilation.instruments.profile import free_bytes
 from service.compilation.program.model import ModelProgram, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
 from service.jobs.files import DataLayout
@@ -29,6 +30,9 @@ from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.parallel.pipeline.transport import connect
 from service.schedules import generator
+
+_KEPT_SHARE = 0.05
+"""The share of a device's free memory that weights may take beside the model, which is built for every run."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ def _model_target(spec: CompileSpec, context: RunContext, device: torch.device, 
     """Return the program of a model, as a training job runs it."""
     assert spec.model is not None  # a spec has one of the two
     config, weights = resolve(spec.model, context.data)
+    if weights is not None and device.type == "cuda":
+        weights = models.KeptWeights(weights, device, int(_KEPT_SHARE * free_bytes(device)))
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     recipe = ModelRecipe.from_spec(spec)
     own = fingerprint(config, recipe, device, spec.objective)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -204,7 +204,7 @@ class UncompiledRuns:
         self.tells(f"{self.phase}: eager PyTorch")
         built = build(self.program, self.phase)
         with counted_checkpoints() as checkpoints, counted_calls(built.parts.units()) as calls:
-            keeping = states_to_keep(built, self.iterations, self.on_any)
+            keeping = partial(states_to_keep, iterations=self.iterations, on_any=self.on_any)
             eager = record_run(built, self.iterations, keeping=keeping)
         return FirstRun(eager, dict(calls), bool(calls.differentiable), bool(checkpoints))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from service.compilation.instruments.profile import free_bytes
 from service.compilation.program import Program
 from service.compilation.run.built_program import BuiltProgram, StepRecord, build, record_step
 from service.compilation.run.sampling import Key, copies_to_compare, local_part
 from service.jobs.spec.compile import Phase
+from service.parallel.containers import tensors_in
 
 HOST = torch.device("cpu")
 _VARIED = 4
@@ -67,6 +68,10 @@ class KeptStates:
     place: torch.device = HOST
 
 
+Keeping = Callable[[BuiltProgram], KeptStates]
+"""Chooses before the first step and, now that optimizers hold their state, before the second."""
+
+
 def record_uncompiled(
     program: Program, phase: Phase, iterations: int, starts: Sequence[Snapshot], dtype: torch.dtype = torch.float32
 ) -> RecordedRun:
@@ -79,7 +84,7 @@ def record_run(
     iterations: int,
     starts: Sequence[Snapshot] = (),
     step: Callable[[BuiltProgram, int], StepRecord] = record_step,
-    keeping: KeptStates | None = None,
+    keeping: Keeping | None = None,
 ) -> RecordedRun:
     """Let ``step`` run and record each iteration, seeded by its number.
 
@@ -88,9 +93,9 @@ def record_run(
     Without ``starts`` this is that first run: it keeps its states as ``keeping`` says, by default one for each
     iteration, on the host.
     """
-    keeping = keeping or KeptStates(iterations)
+    keeping = keeping or (lambda built: KeptStates(iterations))
     if built.phase == "inference":
-        return _record_inference(built, iterations, step, starts or [Snapshot.of(built, keeping.place)])
+        return _record_inference(built, iterations, step, starts or [Snapshot.of(built, keeping(built).place)])
     return _record_training(built, iterations, step, starts, keeping)
 
 
@@ -99,14 +104,17 @@ def _record_training(
     iterations: int,
     step: Callable[[BuiltProgram, int], StepRecord],
     starts: Sequence[Snapshot],
-    keeping: KeptStates,
+    keeping: Keeping,
 ) -> RecordedRun:
     """Record the judged iterations, then as many free ones."""
     before = state_of(built)
-    known, judged = list(starts), []
+    known, judged, kept = list(starts), [], KeptStates(0)
     for iteration in range(iterations):
-        if not starts and iteration < keeping.most:
-            known.append(Snapshot.of(built, keeping.place))
+        if not starts and iteration < 2:  # from the second on, optimizers hold what they will
+            kept = keeping(built)
+            known = [each.to(kept.place) for each in known]
+        if iteration < kept.most:
+            known.append(Snapshot.of(built, kept.place))
         else:
             known[iteration % len(known)].restore(built)
         judged.append(step(built, iteration))
@@ -180,30 +188,26 @@ def states_to_keep(built: BuiltProgram, iterations: int, on_any: Callable[[bool]
 
     ``on_any`` returns whether a condition of this rank holds on any rank: all keep as many, in the same place.
     """
-    size = sum(local_part(each).nbytes for each in built.members)
-    with_optimizers = 3 * size  # most keep two moments of each parameter
+    size = sum(each.nbytes for each in (*map(local_part, built.members), *_held_by_optimizers(built)))
     for place in dict.fromkeys((built.program.device, HOST)):
-        room = _SHARES[place.type] * _free_bytes(place)
+        room = _SHARES[place.type] * free_bytes(place)
         for most in (iterations, 2):
-            if not on_any(most * with_optimizers > room):
+            if not on_any(most * size > room):
                 return KeptStates(most, place)
     return KeptStates(2)
+
+
+def _held_by_optimizers(built: BuiltProgram) -> Iterator[Tensor]:
+    held = (of for optimizer in built.parts.optimizers for of in optimizer.state.values())
+    return (local_part(each) for each in tensors_in(list(held)))
 
 
 def near_device(run: RecordedRun, device: torch.device) -> RecordedRun:
     """Return a run whose states were kept on the host with these on ``device``, if it has room."""
     size = sum(value.nbytes for start in run.starts for value in start.values)
-    if size > _SHARES[device.type] * _free_bytes(device):
+    if size > _SHARES[device.type] * free_bytes(device):
         return run
     return replace(run, starts=tuple(start.to(device) for start in run.starts))
-
-
-def _free_bytes(place: torch.device) -> int:
-    """Return the free bytes of a device's memory, with those that this process only keeps for its next tensors."""
-    if place.type == "cuda":
-        cached = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
-        return torch.cuda.mem_get_info(place)[0] + cached
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def state_of(built: BuiltProgram) -> dict[Key, Tensor]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain, starmap
 
 import torch
@@ -20,7 +21,7 @@ KEPT = 2**16
 _SUMS = 2**12
 ROWS = 2**8
 """Elements for each sum that are taken at once: they are copied in float64, which must not show in peak memory."""
-_ROWS_ON_GPU = 2**10
+_ROWS_ON_GPU = 2**12
 """As many on a GPU, where small pieces take long to start, and memory is used by the GiB."""
 _PIECE = 2**22
 """Bytes that are copied to the host at once: a piece must not show in peak memory."""
@@ -32,7 +33,8 @@ def copies_to_compare(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, T
     """Return the compared numbers of tensors, given with their kinds and names, as copies on the host; both parts of
     complex numbers. Modes that watch a program's operators do not see those of the copying, which are many.
     """
-    with internal("torch.utils._python_dispatch._disable_current_modes")():
+    unwatched = internal("torch.utils._python_dispatch._disable_current_modes")
+    with unwatched(), internal("torch._C.DisableTorchFunction")():
         return _on_host(dict(chain.from_iterable(starmap(_take_numbers, members))))
 
 
@@ -107,8 +109,7 @@ def signed_sums(local: Tensor) -> Tensor:
     """
     flat = local.flatten()
     rows = -(-flat.numel() // _SUMS)
-    drawn = torch.randint(0, 2, (rows,), generator=torch.Generator().manual_seed(rows))
-    signs = (2 * drawn - 1).to(flat.device, torch.float64)
+    signs = _signs(rows, flat.device)
     total = torch.zeros(_SUMS, dtype=torch.float64, device=flat.device)
     step = ROWS if flat.device.type == "cpu" else _ROWS_ON_GPU
     for start in range(0, rows, step):
@@ -117,3 +118,10 @@ def signed_sums(local: Tensor) -> Tensor:
         block = (functional.pad(part, (0, lacking)) if lacking else part).view(-1, _SUMS)
         total += signs[start : start + step] @ block
     return total / math.sqrt(rows)
+
+
+@lru_cache(maxsize=256)
+def _signs(rows: int, device: torch.device) -> Tensor:
+    """Return so many random signs. They stay on the device: bringing them there would wait for its work each time."""
+    drawn = torch.randint(0, 2, (rows,), generator=torch.Generator().manual_seed(rows))
+    return (2 * drawn - 1).to(device, torch.float64)
