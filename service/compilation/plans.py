@@ -1,7 +1,8 @@
 """Plans how many processes climb, and which rungs each takes: as many as cores and the device's memory allow.
 
-A step of training takes much longer than one of inference, and a rung that generates code longer than one that does
-not: the first is divided where there is not room for both, and the second is the weight by which rungs are dealt.
+A step of training takes much longer than one of inference, and a rung that makes operators of others, or code, longer
+than one that does not: the first is divided where there is not room for both, and the second is the weight by which
+rungs are dealt.
 """
 
 from __future__ import annotations
@@ -71,4 +72,4 @@ def _deal_rungs(rungs: Sequence[Rung], phase: Phase, processes: int) -> list[tup
 
 
 def _weight(rung: Rung) -> int:
-    return 2 + rung.generates_code + rung.cuda_graphs
+    return 2 + rung.decomposes + rung.cuda_graphs

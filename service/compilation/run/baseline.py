@@ -131,7 +131,9 @@ class Baseline:
 
 @dataclass(frozen=True)
 class AwaitedBaseline:
-    """A baseline whose first run is known, of a program in which TF32 hides nothing; ``complete`` awaits the rest."""
+    """A baseline whose first run is known, of a program that calls nothing in TF32 with any input shape; ``complete``
+    awaits the rest.
+    """
 
     first: FirstRun
     complete: Callable[[], Baseline]
@@ -187,14 +189,25 @@ class UncompiledRuns:
     on_any: Callable[[bool], bool]
     tells: Callable[[str], None]
 
-    @property
-    def may_round_to_tf32(self) -> bool:
-        """Return whether TF32 may hide errors: then the first run may not be the one that counts."""
-        return bool(factors_that_may_lose_bits(self.program.device))
-
-    def visit(self) -> None:
-        """Run the program once with each input shape, so that its first run in this process is no compiled one."""
+    def visit(self) -> bool:
+        """Run the program once with each input shape, so that its first run in this process is no compiled one. Return
+        whether it calls what may be computed in TF32, or cannot be watched: the first run may then not be the one that
+        counts.
+        """
         self.tells(f"{self.phase}: each shape once, uncompiled")
+        if not (factors := factors_that_may_lose_bits(self.program.device)):
+            self._run_each_shape()
+            return False
+        try:
+            with FactorsSeen(factors) as seen:
+                self._run_each_shape()
+        except Exception as error:  # of a program that runs under no such watch, or not at all
+            raise_host_fault(error)
+            self._run_each_shape()
+            return True
+        return seen.calls > 0
+
+    def _run_each_shape(self) -> None:
         built = build(self.program, self.phase)
         for number in range(self.program.period):
             record_step(built, number)

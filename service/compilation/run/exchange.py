@@ -29,11 +29,17 @@ _SHARE = 0.25
 """The share of the host's free memory that a result may take."""
 
 
+def _do_nothing() -> None:
+    """Do nothing while another process makes a result."""
+
+
 class Exchange(Protocol):
     """Where several processes that need the same results find them."""
 
-    def obtain(self, name: str, make: Callable[[], T]) -> tuple[T, bool]:
-        """Return the result of this name, and whether this process made it: the first to ask does, others wait."""
+    def obtain(self, name: str, make: Callable[[], T], meanwhile: Callable[[], object] = _do_nothing) -> tuple[T, bool]:
+        """Return the result of this name, and whether this process made it: the first to ask does; others call
+        ``meanwhile`` and wait.
+        """
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,10 @@ class FileExchange:
         """Return whether another process has left results of a phase."""
         return any(os.fstat(file).st_size for file, name in zip(self.files, self.names, strict=True) if phase in name)
 
-    def obtain(self, name: str, make: Callable[[], T]) -> tuple[T, bool]:
+    def obtain(self, name: str, make: Callable[[], T], meanwhile: Callable[[], object] = _do_nothing) -> tuple[T, bool]:
         place = self.names.index(name)
         file = self.files[place]
-        with locked(self.locks, place + 1, self.waiting):
+        with locked(self.locks, place + 1, self.waiting, meanwhile):
             found = _read(file)
             if found is None:
                 made = make()
@@ -67,11 +73,20 @@ class FileExchange:
 
 @contextlib.contextmanager
 def locked(
-    file: int, byte: int, waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    file: int,
+    byte: int,
+    waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    meanwhile: Callable[[], object] = _do_nothing,
 ) -> Iterator[None]:
-    """Keep other processes from locking this byte meanwhile; ``waiting`` is entered until they let it."""
-    with waiting():
-        fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
+    """Keep other processes from locking this byte, within. If one of them has, call ``meanwhile`` and enter ``waiting``
+    until it lets it.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except BlockingIOError:
+        meanwhile()
+        with waiting():
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
     try:
         yield
     finally:

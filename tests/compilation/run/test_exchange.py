@@ -84,3 +84,24 @@ def test_a_result_that_is_too_large_is_made_by_each(shared: FileExchange, monkey
 def test_a_result_that_cannot_be_pickled_is_made_by_each(shared: FileExchange) -> None:
     unnamed = {"key": lambda: 8}
     assert [shared.obtain(NAME, lambda: unnamed) for _ in range(2)] == [(unnamed, True)] * 2
+
+
+def test_a_process_does_what_it_has_to_do_while_another_makes_the_result(shared: FileExchange) -> None:
+    done: list[str] = []
+    shared.obtain(NAME, lambda: 1, lambda: done.append("the maker"))
+    (is_held, holds), (may_end, ends) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        with exchange.locked(shared.locks, 1):
+            os.write(holds, b"1")
+            os.read(may_end, 1)
+        os._exit(0)
+    os.read(is_held, 1)
+
+    def meanwhile() -> None:
+        done.append("the one that waits")
+        os.write(ends, b"1")
+
+    assert shared.obtain(NAME, refuse, meanwhile) == (1, False)
+    assert done == ["the one that waits"]
+    assert os.waitpid(pid, 0)[1] == 0
