@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ENOUGH = 0.75
+ENOUGH = 0.9
 """The part of a round, or of an equal share if that is less, below which a rank gets subproblems: a round that is
 nearly full takes nearly as long as a full one, and handing over costs time.
 """
