@@ -2,9 +2,12 @@
 
     torchrun --nproc-per-node P benchmarks/verify_mesh.py [--device cuda] [--cases mlp transformer] [--small]
         [--dim 3072] [--layers 1] [--tokens 4] [--batch 1]
+    torchrun --nproc-per-node P benchmarks/verify_mesh.py --cases search [--inputs 100] [--width 64] [--depth 4]
+        [--radius 0.1] [--above 0.3] [--seed 0] [--limit 500]
 
 Weights are the same on any number of ranks, so the printed mean width must not change; all output bounds, both
-sides, by CROWN with its own bounds before every non-linear operator.
+sides, by CROWN with its own bounds before every non-linear operator. ``search`` decides one instance on one rank and
+then on all of them, in the same call (``mesh_search.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
+from mesh_search import measure_search
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
@@ -67,6 +71,9 @@ CASES: Mapping[str, Callable[[Mesh, torch.device, argparse.Namespace], Made]] = 
 }
 
 
+SEARCH = "search"
+
+
 def measure(name: str, mesh: Mesh, device: torch.device, given: argparse.Namespace) -> None:
     module, shape, eps = CASES[name](mesh, device, given)
     module.eval().requires_grad_(False)
@@ -104,26 +111,37 @@ def _timed(bound: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, f
     return found, time.perf_counter() - started
 
 
+def _measure_bounds(names: list[str], mesh: Mesh, device: torch.device, given: argparse.Namespace) -> None:
+    if mesh.tp.rank == 0:
+        print("| network | tp | mean width | seconds | peak MiB of rank 0 | weights MiB |")
+        print("|---" * 6 + "|", flush=True)
+    for name in names:
+        measure(name, mesh, device, given)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=["mlp", "transformer"])
+    parser.add_argument("--cases", nargs="*", choices=[*CASES, SEARCH], default=["mlp", "transformer"])
     parser.add_argument("--small", action="store_true")
     for name, default in (("--dim", 3072), ("--layers", 1), ("--tokens", 4)):
         parser.add_argument(name, type=int, default=default, help="of the transformer")
     parser.add_argument("--batch", type=int, default=1, help="boxes together")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--elements", type=int, default=2**28, help="of one coefficient tensor, over all ranks")
+    for name, default in (("--inputs", 100), ("--width", 64), ("--depth", 4), ("--seed", 0)):
+        parser.add_argument(name, type=int, default=default, help="of the network that is searched")
+    parser.add_argument("--radius", type=float, default=0.1, help="of the box that is searched")
+    parser.add_argument("--above", type=float, default=0.3, help="where the limit is: 0 reached, 1 proved by CROWN")
+    parser.add_argument("--limit", type=float, default=500, help="seconds of a search; ranks that wait give up at 600")
     given = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     device = distributed.start(given.device)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    mesh = build_mesh(ParallelSpec(tp=ranks), given.device)
-    if mesh.tp.rank == 0:
-        print("| network | tp | mean width | seconds | peak MiB of rank 0 | weights MiB |")
-        print("|---" * 6 + "|", flush=True)
-    for name in given.cases:
-        measure(name, mesh, device, given)
+    if names := [name for name in given.cases if name != SEARCH]:
+        _measure_bounds(names, build_mesh(ParallelSpec(tp=ranks), given.device), device, given)
+    if SEARCH in given.cases:
+        measure_search(build_mesh(ParallelSpec(dp_shard=ranks), given.device), device, given)
     distributed.stop()
 
 

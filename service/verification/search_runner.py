@@ -150,7 +150,7 @@ class SearchRunner:
         If a strict bound is attained, no rounded bound can prove it.
         """
         task = self.task
-        if not task.is_alone or len(disjuncts[0].lower) > MOST_INPUTS:
+        if not task.engine.is_alone or len(disjuncts[0].lower) > MOST_INPUTS:
             return False
         cases: dict[Ends, list[Sequence[Plane]]] = defaultdict(list)
         for each in disjuncts:

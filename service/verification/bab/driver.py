@@ -145,15 +145,13 @@ class _Decider:
 
     def is_proved_by_intervals(self) -> bool:
         """Bound every specification by intervals, and keep the disjuncts that these leave open; return whether there
-        are none. Ranks that search together skip it, since their numbers might differ.
+        are none. Ranks that search together take the first one's numbers.
         """
-        if self.model.search_group.axis.size > 1:
-            return False
         kept = list[Specification]()
         for specification in self.specifications:
             if self._late(self.started + self.limit):
                 return False
-            margins = self._interval_margins(specification)
+            margins = self.model.search_group.agree(self._interval_margins(specification))
             open_ = ~(margins > 0)  # NaN proves nothing
             self.proved = min(self.proved, float(margins[~open_].amin()) if not bool(open_.all()) else inf)
             if bool(open_.any()):
@@ -177,7 +175,8 @@ class _Decider:
         if exactly is None or any(each.ball is not None for each in self.specifications):
             return False
         disjuncts = [disjunct for each in self.specifications for disjunct in each.exact_disjuncts]
-        found = exactly(disjuncts, self.model.settings.time.exact_deadline(self.started, self.limit))
+        deadline = self.model.settings.time.exact_deadline(self.started, self.limit)
+        found = self.model.search_group.anywhere(exactly(disjuncts, deadline), self.model.device)
         # The proof says that nothing satisfies a disjunct, and not by how much.
         self.proved = min(self.proved, 0.0) if found else self.proved
         if found:

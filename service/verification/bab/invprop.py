@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from service.verification.bab.activations.intermediate_bab import after_relaxati
 from service.verification.bab.activations.intermediate_bounds import unstable_entries
 from service.verification.bab.activations.neuron_index import LocalSplits
 from service.verification.bab.settings import DomainBoundsSettings, EntryBatchSettings, InvpropSettings
+from service.verification.bab.shared_work import SharedWork
 
 
 class _InvpropObjective(DualObjective):
@@ -71,7 +73,10 @@ class _InvpropObjective(DualObjective):
 
 
 class Invprop:
-    """Tightens the bounds of hidden values for the disjuncts of ``objective``, which takes the results."""
+    """Tightens the bounds of hidden values for the disjuncts of ``objective``, which takes the results.
+
+    All ranks that share the ``work`` call the same methods in the same order.
+    """
 
     def __init__(
         self,
@@ -80,8 +85,10 @@ class Invprop:
         settings: InvpropSettings,
         memory: MemoryBudget = UNLIMITED,
         domain_bounds: DomainBoundsSettings | None = None,
+        *,
+        work: SharedWork | None = None,
     ) -> None:
-        self.objective, self.settings = objective, settings
+        self.objective, self.settings, self.work = objective, settings, work or SharedWork()
         self.failing = _InvpropObjective(objective, specification_rows, settings.pressure)
         self.domain_bounds = DomainBounds(self.failing, memory, domain_bounds)
         self.preactivations: Sequence[Preactivation] = after_relaxations(objective.network)[::-1]
@@ -98,13 +105,14 @@ class Invprop:
         self.failing.lacking[disjunct] = max(-margin, self.settings.least_lacking)
         gained = []
         for preactivation in preactivations:
-            if time.monotonic() > deadline:
+            if self.work.late(deadline):
                 break
             before = self._bounds(disjunct)
             entries = preactivation.offset + unstable_entries(
                 self.objective.network, before, preactivation
             ).nonzero().squeeze(1)
-            after = self._of_entries(disjunct, entries, before, deadline)
+            own = self.work.own(entries)
+            after = self.work.tightest(partial(self._of_entries, disjunct, own, before, deadline), before)
             if bool(self.objective.empty(after)):
                 return None
             self._take(disjunct, after.meet(after))

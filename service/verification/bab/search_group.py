@@ -1,13 +1,14 @@
 """Lets ranks search one specification together: each has its own subproblems, and once per round they synchronise.
 
-That is one small all-gather. It gives every rank the status of all, so that all end together. It also shows
-which ranks have no subproblem left, so that ranks with plenty hand over half of theirs. A group of one rank does none
-of this.
+That is one small all-gather. It gives every rank the status of all, so that all end together. It also shows which ranks
+have too few subproblems, and others hand some over (:mod:`~service.verification.bab.work_sharing`). What all of them
+need, as bounds that all subproblems share, they divide, and take the best of what each found. A group of one rank does
+none of this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import inf
@@ -16,10 +17,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from service.bounds.interval import Interval
 from service.bounds.memory import is_out_of_memory
 from service.bounds.rank_group import RankGroup
+from service.parallel.collectives import max_over_group
 from service.parallel.mesh import SINGLE, Axis
 from service.verification.bab.specification import Counterexample
+from service.verification.bab.work_sharing import Move, plan_moves
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class SearchStatus:
 
     ``stuck`` says that a domain was given up, ``late`` that the time is over, ``is_slow`` that the search takes
     long. ``width`` is the number of numbers of a domain in transfer; ``is_over`` says that more time would
-    change nothing.
+    change nothing. A round takes up to ``round`` domains. ``in_transit`` are the domains that a rank handed over, less
+    those that it got: over all ranks, those that are nowhere, which count as open.
     """
 
     open: int = 0
@@ -39,15 +44,8 @@ class SearchStatus:
     is_slow: bool = False
     width: int = 0
     is_over: bool = False
-
-
-@dataclass(frozen=True)
-class Move:
-    """``sender`` hands ``count`` domains to ``receiver``."""
-
-    sender: int
-    receiver: int
-    count: int
+    round: int = 1
+    in_transit: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,10 @@ class GroupState:
     all: SearchStatus
     counterexample: Counterexample | None
     moves: tuple[Move, ...] = ()
+
+    def handed_over(self, rank: int) -> int:
+        """Return how many domains ``rank`` hands over."""
+        return sum(move.count for move in self.moves if move.sender == rank)
 
 
 class WorkTransfer(Protocol):
@@ -76,11 +78,11 @@ class WorkTransfer(Protocol):
 class SearchGroup:
     """The ranks of ``axis``; every one calls the same methods in the same order.
 
-    In a round, one rank hands over at most ``most_moved`` subproblems to another.
+    What is handed over in a round has at most ``most_moved`` numbers.
     """
 
     axis: Axis = SINGLE
-    most_moved: int = 512
+    most_moved: int = 2**23
 
     @property
     def is_first(self) -> bool:
@@ -114,36 +116,61 @@ class SearchGroup:
         if self.axis.size == 1:
             return GroupState(status, counterexample)
         numbers = [float(getattr(status, each.name)) for each in fields(SearchStatus)]
-        opens, domains, bounds, stuck, late, is_slow, widths, over = self._gather_numbers(numbers, device).T.tolist()
-        flags = any(stuck), any(late), any(is_slow), int(max(widths)), any(over)
-        everyone = SearchStatus(int(sum(opens)), int(sum(domains)), min(bounds), *flags)
-        moves = plan_moves([int(count) for count in opens], self.most_moved)
+        opens, domains, bounds, stuck, late, is_slow, widths, over, rounds, transits = self._gather_numbers(
+            numbers, device
+        ).T.tolist()
+        width, flags = int(max(widths)), (any(stuck), any(late), any(is_slow))
+        everyone = SearchStatus(
+            int(sum(opens) + sum(transits)), int(sum(domains)), min(bounds), *flags, width, any(over), int(sum(rounds))
+        )
+        most = self.most_moved // max(1, width)
+        moves = plan_moves([int(count) for count in opens], [int(count) for count in rounds], most)
         return GroupState(everyone, self.first(counterexample, device), moves)
 
     def rebalance(self, state: GroupState, transfer: WorkTransfer, device: torch.device) -> list[Tensor]:
         """Carry out the planned moves, and return the rows for this rank.
 
-        If a rank has no memory for a move, its rows go back to their sender.
+        If a rank has no memory for them, all rows go back to their senders.
         """
-        received = []
-        for move in state.moves:
-            rows, is_sender = None, move.sender == self.axis.rank
-            try:
-                if is_sender:
-                    rows = transfer.give(move.count, state.all.width).to(device)
-                else:
-                    rows = torch.zeros(move.count, state.all.width, dtype=torch.float64, device=device)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-            is_short = self.anywhere(rows is None, device)
-            if rows is None:
-                continue
-            if not is_short:
-                rows = self._ranks.sum(rows)
-            if self.axis.rank == (move.sender if is_short else move.receiver):
-                received.append(rows)
-        return received
+        if not state.moves:
+            return []
+        given, everything = list[Tensor](), None
+        try:
+            everything = torch.zeros(
+                sum(move.count for move in state.moves), state.all.width, dtype=torch.float64, device=device
+            )
+            for move, place in _places(state.moves):
+                if move.sender == self.axis.rank:
+                    given.append(transfer.give(move.count, state.all.width))
+                    everything[place] = given[-1].to(device)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            everything = None
+        if self.anywhere(everything is None, device):
+            return given
+        assert everything is not None
+        everything = self._ranks.sum(everything)
+        return [everything[place] for move, place in _places(state.moves) if move.receiver == self.axis.rank]
+
+    def own(self, entries: Tensor) -> Tensor:
+        """Return this rank's part of some work that all ranks divide: every rank passes the same entries."""
+        return entries[self.axis.rank :: self.axis.size]
+
+    def tightest(self, bounds: Interval) -> Interval:
+        """Return the best ends that any rank found of the same values; they may cross."""
+        if self.axis.size == 1:
+            return bounds
+        proper = bounds.without_nan()
+        return Interval(*(sign * self.most(sign * end) for sign, end in ((1, proper.lower), (-1, proper.upper))))
+
+    def most(self, values: Tensor) -> Tensor:
+        """Return the largest of the ranks' values, entry by entry."""
+        return max_over_group(values.contiguous(), self.axis.group)
+
+    def agree(self, values: Tensor) -> Tensor:
+        """Return the first rank's values on all."""
+        return self._ranks.agree(values)
 
     def _gather_numbers(self, numbers: Sequence[float], device: torch.device) -> Tensor:
         return self._ranks.gather(torch.tensor([numbers], dtype=torch.float64, device=device), 0).cpu()
@@ -152,19 +179,9 @@ class SearchGroup:
 SINGLE_RANK = SearchGroup()
 
 
-def plan_moves(opens: Sequence[int], most: int) -> tuple[Move, ...]:
-    """Plan the moves: a rank without domains gets half of another's, and at most ``most``.
-
-    The rank with the most hands over.
-    """
-    left = list(opens)
-    moves = []
-    for receiver in (rank for rank, count in enumerate(opens) if not count):
-        sender = max(range(len(left)), key=lambda rank: left[rank])
-        count = min(left[sender] // 2, most)
-        if not count:
-            break
-        left[sender] -= count
-        left[receiver] += count
-        moves.append(Move(sender, receiver, count))
-    return tuple(moves)
+def _places(moves: Sequence[Move]) -> Iterator[tuple[Move, slice]]:
+    """Yield each move with the place of its rows among those of all."""
+    start = 0
+    for move in moves:
+        yield move, slice(start, start + move.count)
+        start += move.count

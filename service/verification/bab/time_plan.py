@@ -35,7 +35,8 @@ class TimePlan:
     as long. The first time optimises relaxations and splits nothing: it may take the share ``optimising`` of the
     remaining time. Each layer may use the share ``optimised_layer`` of the remainder; one iteration is assumed to cost
     ``passes_per_iteration`` passes without a gradient. Later times, by branch and bound and by INVPROP, each may take
-    the share ``refining``, and no more than went by, but INVPROP always ``quick_seconds``. Where the share
+    the share ``refining``, and no more than went by, but INVPROP always ``quick_seconds``. Several ranks that search
+    together do what one does in ``quick_seconds`` in a part of them, and so is everything that follows. Where the share
     ``worthwhile`` of the relaxations was no longer needed, the next time follows at once and is ``lengthening`` times
     as long.
 
@@ -79,9 +80,9 @@ class TimePlan:
         """Return the moment after which a root that CROWN bounded in ``crown_seconds`` is no longer optimised."""
         return deadline - self.optimised_root_cost * crown_seconds
 
-    def first_refinement(self, now: float, deadline: float) -> float:
-        """Return when a search that starts ``now`` first tightens its intermediate bounds."""
-        return now + min(self.quick_seconds, self.quick_share * (deadline - now))
+    def first_refinement(self, now: float, deadline: float, ranks: int = 1) -> float:
+        """Return when a search of ``ranks`` that starts ``now`` first tightens its intermediate bounds."""
+        return now + min(self.quick_seconds / ranks, self.quick_share * (deadline - now))
 
     def next_refinement(self, started: float, now: float) -> float:
         """Return when a search that has just tightened its intermediate bounds does so again."""

@@ -102,9 +102,9 @@ def test_intermediate_bounds_branch_by_a_score_of_the_users_own(monkeypatch: pyt
     root = bound_root(subject, specification, CROWN, 1e9)
     own = replace(subject, heuristics=OWN)
     search = activation_search._ActivationSearch(own, specification, 1e9, lambda _: None, root)
-    search.is_optimised = True  # what comes first splits nothing
+    search.shared.is_optimised = True  # what comes first splits nothing
     shapes.clear()
-    search._tighter_bounds(100.0)
+    search.shared.tighter(100.0, search.until)
     assert shapes, "the score was asked"
     assert {shape[1] for shape in shapes} == {16}
 

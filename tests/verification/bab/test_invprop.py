@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -31,9 +32,11 @@ from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.split import Preactivations
 from service.verification.bab.activations import domains as domains_of_searches
 from service.verification.bab.activations import search as activations
+from service.verification.bab.activations import shared_bounds
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
+from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.invprop import Invprop
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InvpropSettings, PoolSettings, SearchSettings
@@ -176,16 +179,16 @@ def test_a_search_supposes_nothing_when_its_time_is_over(monkeypatch: pytest.Mon
     tick(monkeypatch)
     refined, supposed = list[object](), list[object]()
 
-    def slowly(search: activations._ActivationSearch, *given: object) -> Interval:
+    def slowly(shared: SharedBounds, *given: object) -> Interval:
         refined.append(given)
-        while time.monotonic() <= search.deadline:
+        while time.monotonic() <= shared.deadline:
             pass
-        return search.shared_bounds
+        return shared.bounds
 
     def suppose(*given: object) -> None:
         supposed.append(given)
 
-    monkeypatch.setattr(activations._ActivationSearch, "_tighter_bounds", slowly)
+    monkeypatch.setattr(SharedBounds, "tighter", slowly)
     monkeypatch.setattr(activations._ActivationSearch, "_tighten_disjunct", suppose)
     net, one = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False), torch.ones(3, dtype=torch.float64)
     finding, _ = searched(
@@ -206,7 +209,7 @@ def test_a_search_goes_on_without_the_memory_for_better_bounds(monkeypatch: pyte
         refused.append(given)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(activations, "optimise_intermediate_bounds", refuse)
+    monkeypatch.setattr(shared_bounds, "optimise_intermediate_bounds", refuse)
     monkeypatch.setattr(Invprop, "tighten", refuse)
     net = mlp([3, 9, 8, 2], nn.ReLU(), 0).double().requires_grad_(False)
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
@@ -220,23 +223,30 @@ def test_a_search_goes_on_without_the_memory_for_better_bounds(monkeypatch: pyte
     assert refused
 
 
-class Looking(activations._ActivationSearch):
-    """A search that only counts how many relaxations it still needs, and how long it would refine."""
+class Counted(SharedBounds):
+    """Bounds that only count how many relaxations they still need, and how long they would be refined."""
 
     def __init__(self, relaxed: list[int]) -> None:
-        self.pool, _ = waiting(-torch.ones(1), 1)
-        one, rows = torch.ones(3, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
-        self.domain_bounds = bounding_of(model_named("relu", 0), -one, one, rows)
-        self.time = TimePlan()
-        self.started, self.is_optimised = time.monotonic() - 1000, True
+        self.model, self.is_optimised = model_named("relu", 0), True
         self.relaxed, self.seconds = iter(relaxed), list[float]()
 
-    def _count_inexact_relaxations(self) -> int:
+    def count_inexact_relaxations(self) -> int:
         return next(self.relaxed)
 
-    def _tighter_bounds(self, seconds: float) -> Interval:
+    def tighter(self, seconds: float, until: float) -> Interval:
         self.seconds.append(seconds)
         return Interval(torch.zeros(1), torch.zeros(1))
+
+
+class Looking(activations._ActivationSearch):
+    """A search of such bounds, in which one domain waits."""
+
+    def __init__(self, relaxed: list[int]) -> None:
+        self.pool, self.roots = waiting(-torch.ones(1), 1)
+        self.model, one = model_named("relu", 0), torch.ones(3, dtype=torch.float64)
+        self.domain_bounds = bounding_of(self.model, -one, one, torch.eye(2, dtype=torch.float64))
+        self.time, self.started, self.until = TimePlan(), time.monotonic() - 1000, inf
+        self.counted = self.shared = Counted(relaxed)
 
     def _tighten(self, bounds: Interval) -> None: ...
 
@@ -250,9 +260,10 @@ def test_refinement_goes_on_while_it_makes_relaxations_exact(relaxed: list[int],
     """Looked at before each time and after it: a gain of 30 % is worth twice the time at once, one of 10 % is not."""
     search = Looking(relaxed)
     search._refine_in_time()
-    assert [seconds / search.seconds[0] for seconds in search.seconds] == pytest.approx(times)
+    seconds = search.counted.seconds
+    assert [each / seconds[0] for each in seconds] == pytest.approx(times)
     assert search.refine_at >= time.monotonic()
-    assert next(search.relaxed, None) is None
+    assert next(search.counted.relaxed, None) is None
 
 
 def waiting(

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lanes import slow_but_for
+from launching import GroupFailureError
 from nets import mlp
-from search_problems import goal_above
+from search_problems import goal_above, model_from
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
@@ -27,26 +29,50 @@ from service.verification.bab.search_group import (
     GroupState,
     SearchGroup,
     SearchStatus,
-    plan_moves,
 )
 from service.verification.bab.settings import InputSearchSettings
+from service.verification.bab.work_sharing import ENOUGH, plan_moves
 
 CPU = torch.device("cpu")
-MOST = SINGLE_RANK.most_moved
 
 
-@given(st.lists(st.integers(0, 5000), min_size=1, max_size=8))
-def test_those_without_domains_get_half_of_what_the_most_have(opens: list[int]) -> None:
-    left = list(opens)
-    for move in plan_moves(opens, MOST):
-        assert opens[move.receiver] == 0
-        assert 0 < move.count <= min(MOST, left[move.sender] // 2)
-        assert left[move.sender] == max(left)
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 4000)), min_size=1, max_size=8), st.integers(0, 4000))
+def test_ranks_without_enough_for_a_round_get_an_equal_share(ranks: list[tuple[int, int]], most: int) -> None:
+    opens, rounds = [each for each, _ in ranks], [each for _, each in ranks]
+    left, share = list(opens), -(-sum(opens) // len(opens))
+    moves = plan_moves(opens, rounds, most)
+    for move in moves:
+        assert opens[move.receiver] < ENOUGH * min(share, rounds[move.receiver])
+        assert move.count > 0
         left[move.sender] -= move.count
         left[move.receiver] += move.count
+        assert left[move.sender] >= share >= left[move.receiver]
     assert sum(left) == sum(opens)
-    if max(opens) > 1:
-        assert (0 in opens) == bool(plan_moves(opens, MOST))
+    moved = sum(move.count for move in moves)
+    assert moved <= most
+    for rank, count in enumerate(opens):
+        if count < ENOUGH * min(share, rounds[rank]) and moved < most:
+            assert left[rank] == share or max(left) <= share
+
+
+class OtherRank:
+    """Another rank's status, as a collective of two would give it."""
+
+    def __init__(self, status: SearchStatus) -> None:
+        self.numbers = torch.tensor([[float(getattr(status, each.name)) for each in fields(SearchStatus)]])
+
+    def gather(self, own: Tensor, dim: int) -> Tensor:
+        is_status = own.shape[1] == self.numbers.shape[1]
+        return torch.cat([own, self.numbers.to(own) if is_status else torch.zeros_like(own)], dim=dim)
+
+
+@pytest.mark.parametrize("arrived", [0, 3])
+def test_domains_on_their_way_count_as_open(arrived: int) -> None:
+    """Three were handed over: a search that forgot those that never arrived would prove what is false."""
+    group = SearchGroup(Axis(2, 0, "pair"))
+    vars(group)["_ranks"] = OtherRank(SearchStatus(open=0, domains=5, bound=0.5, in_transit=-arrived))
+    state = group.synchronise(SearchStatus(open=0, domains=7, bound=0.25, in_transit=3), None, CPU)
+    assert (state.all.open, state.all.domains, state.all.bound) == (3 - arrived, 12, 0.25)
 
 
 def test_a_group_of_one_rank_waits_for_nobody() -> None:
@@ -117,17 +143,20 @@ def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
     )
     kinds = [NoMemoryToGive if short_of_memory == "the sender" else BoxTransfer, BoxTransfer]
     transfers = [kind(pool, 2, 3, torch.float32) for kind, pool in zip(kinds, pools, strict=True)]
-    state = GroupState(SearchStatus(open=4, width=transfers[0].width), None, plan_moves([4, 0], MOST))
-    collectives = LockStep()
+    state = GroupState(SearchStatus(open=4, width=transfers[0].width), None, plan_moves([4, 0], [4, 4], 4))
+    collectives, here, zeros = LockStep(), threading.local(), torch.zeros
 
     def rebalance(rank: int) -> None:
+        here.rank = rank
         group = SearchGroup(Axis(2, rank, "pair"))
         vars(group)["_ranks"] = collectives
         for rows in group.rebalance(state, transfers[rank], CPU):
             transfers[rank].receive(rows)
 
-    def no_memory(*_: Any, **__: Any) -> Tensor:
-        raise MemoryError
+    def no_memory(*size: Any, **options: Any) -> Tensor:
+        if here.rank == 1:
+            raise MemoryError
+        return zeros(*size, **options)
 
     if short_of_memory == "the receiver":
         monkeypatch.setattr(torch, "zeros", no_memory)
@@ -137,17 +166,6 @@ def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
     assert [pool.size for pool in pools] == ([2, 2] if short_of_memory == "nobody" else [4, 0])
     everything = Boxes.join([pool.take(4) for pool in pools if pool.size])
     assert sorted(everything.box.lower[:, 0].tolist()) == [0.0, 3.0, 6.0, 9.0]
-
-
-def model_named(module: nn.Module, features: int, search_group: Any) -> Any:
-    from service.bounds.network import prepare
-    from service.verification.bab.model import ModelUnderVerification
-    from service.verification.engine import NetworkEngine
-
-    module = module.double().eval().requires_grad_(False)
-    return ModelUnderVerification(
-        module, NetworkEngine(prepare(module, (features,))), module, None, torch.float64, search_group
-    )
 
 
 def search(names: list[str]) -> list[dict[str, Any]]:
@@ -177,17 +195,22 @@ def search(names: list[str]) -> list[dict[str, Any]]:
         net = mlp(widths, nn.ReLU(), 5, scale=2.0).double()
         for share, limit in ((above, 600.0), (-0.02, 600.0), (above, 0.0)):
             goal = goal_above(net, features, share, radius)
-            received = 0
+            received, own = 0, 0
 
             def receive(self: Any, rows: Any, original: Any = transfer.receive) -> None:
                 nonlocal received
                 received += len(rows)
                 original(self, rows)
 
+            def synchronise(self: Any, status: Any, *others: Any, original: Any = SearchGroup.synchronise) -> Any:
+                nonlocal own
+                own = status.domains
+                return original(self, status, *others)
+
             findings = []
-            with patch.object(transfer, "receive", receive):
+            with patch.object(transfer, "receive", receive), patch.object(SearchGroup, "synchronise", synchronise):
                 for each in (SINGLE_RANK, search_group):
-                    subject = replace(model_named(net, features, each), settings=small)
+                    subject = replace(model_from(net, features), search_group=each, settings=small)
                     started = time.monotonic()
                     findings.append(getattr(module, name)(subject, goal, CROWN, started + limit, lambda _: None))
             alone, together = findings
@@ -197,9 +220,11 @@ def search(names: list[str]) -> list[dict[str, Any]]:
                     "alone": alone.verdict.value,
                     "together": together.verdict.value,
                     "domains": together.domains,
+                    "alone domains": alone.domains,
                     "bound": together.bound,
                     "counterexample": together.counterexample,
                     "received": received,
+                    "own": own,
                 }
             )
     distributed.stop()
@@ -211,12 +236,51 @@ def search(names: list[str]) -> list[dict[str, Any]]:
 def test_two_ranks_decide_as_one_does(torchrun: Any, names: list[str]) -> None:
     first, second = torchrun(search, 2, names=names)
     for one, other in zip(first, second, strict=True):
-        assert {**one, "received": 0} == {**other, "received": 0}, "ranks end with the same finding"
+        assert {**one, "received": 0, "own": 0} == {**other, "received": 0, "own": 0}, "ranks end with the same finding"
+        if one["together"] == "unknown":
+            assert one["domains"] == one["alone domains"], "what each rank bounds for itself counts once"
         assert one["together"] == one["alone"] or one["together"] == "unknown"
     assert [each["together"] for each in first] == ["verified", "falsified", "unknown"]
     for each in second:
         if each["together"] == "verified":
             assert each["received"] > 0, "the second rank never had a domain"
+            assert each["own"] > 0.3 * each["domains"], "both ranks work"
+
+
+def dies_in_a_search(folder: str) -> None:
+    import os
+    from dataclasses import replace
+    from unittest.mock import patch
+
+    from service.jobs.spec.common import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+    from service.verification.bab.inputs.search import split_inputs
+
+    distributed.start("cpu")
+    group, rounds = SearchGroup(build_mesh(ParallelSpec(dp_shard=2), "cpu").dp), 0
+    net, synchronise = mlp([3, 16, 16, 1], nn.ReLU(), 5, scale=2.0).double(), SearchGroup.synchronise
+
+    def counted(self: Any, *arguments: Any) -> GroupState:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3 and group.axis.rank == 1:
+            os._exit(3)
+        return synchronise(self, *arguments)
+
+    with patch.object(SearchGroup, "synchronise", counted):
+        goal = goal_above(net, 3, 0.08, 1.0)
+        found = split_inputs(
+            replace(model_from(net, 3), search_group=group), goal, CROWN, time.monotonic() + 600, lambda _: None
+        )
+    (Path(folder) / "verdict").write_text(found.verdict.value)
+
+
+@pytest.mark.distributed
+def test_a_rank_that_dies_in_a_search_leaves_no_verdict(tmp_path: Path, torchrun: Any) -> None:
+    with pytest.raises(GroupFailureError, match="exit status"):
+        torchrun(dies_in_a_search, 2, timeout_s=60.0, folder=str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def query_job(folder: str, query: str) -> dict[str, Any]:

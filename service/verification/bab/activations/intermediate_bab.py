@@ -25,6 +25,7 @@ from service.verification.bab.activations.dual_objective import DualObjective
 from service.verification.bab.activations.intermediate_bounds import unstable_entries
 from service.verification.bab.heuristics import ActivationScore
 from service.verification.bab.settings import ActivationSearchSettings, IntermediateSettings, OptimiserSettings
+from service.verification.bab.shared_work import SharedWork
 from service.verification.bab.time_plan import share_of_rest
 
 
@@ -38,26 +39,35 @@ def refine_intermediate_bounds(
     *,
     scores: Sequence[ActivationScore],
     settings: ActivationSearchSettings,
+    work: SharedWork | None = None,
 ) -> Interval:
-    """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until ``deadline`` (``time.monotonic``).
+    """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until ``deadline`` (``time.monotonic``), by
+    all ranks that share the ``work``.
 
     ``scores`` nominate splits, as in the search that uses the bounds.
     """
-    preactivations = after_relaxations(network)
+    work, preactivations = work or SharedWork(), after_relaxations(network)
     for number, preactivation in enumerate(preactivations):
         now = time.monotonic()
-        if now > deadline:
-            break
-        entries = unstable_entries(network, bounds, preactivation).nonzero().squeeze(1)
-        if len(entries):
-            ends = _Ends(preactivation.value, preactivation.size, entries, bounds.lower)
-            # Later layers have more layers before them, and benefit from gains in earlier ones.
-            until = share_of_rest(now, deadline, 1, len(preactivations) - number)
-            objective = DualObjective(network, box, bounds, ends)
-            domain_bounds = DomainBounds(objective, options.memory, settings.domain_bounds)
+        # Later layers have more layers before them, and benefit from gains in earlier ones.
+        until = share_of_rest(now, deadline, 1, len(preactivations) - number)
+        entries = work.own(unstable_entries(network, bounds, preactivation).nonzero().squeeze(1))
+        if not work.is_divided and (now > deadline or not len(entries)):
+            continue
+
+        def refine(
+            known: Interval = bounds, layer: Preactivation = preactivation, own: Tensor = entries, until: float = until
+        ) -> Interval:
+            if not len(own) or time.monotonic() > deadline:
+                return known
+            ends = _Ends(layer.value, layer.size, own, known.lower)
+            domain_bounds = DomainBounds(
+                DualObjective(network, box, known, ends), options.memory, settings.domain_bounds
+            )
             branching = ActivationBranching(domain_bounds, scores, settings.branching)
-            place = preactivation.offset + entries
-            bounds = _of_ends(branching, place, until, options, settings.intermediate)
+            return _of_ends(branching, layer.offset + own, until, options, settings.intermediate)
+
+        bounds = bounds.meet(work.tightest(refine, bounds))
     return bounds
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from service.bounds.split import Preactivation, Preactivations
 from service.verification.bab.activations.dual_objective import DisjunctRows
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import SearchSettings
+from service.verification.bab.shared_work import SharedWork
 from service.verification.bab.specification import Specification
 
 
@@ -41,26 +43,36 @@ def optimise_intermediate_bounds(
     options: BoundOptions,
     *,
     settings: SearchSettings,
+    work: SharedWork | None = None,
 ) -> Interval:
     """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until about ``deadline``
-    (``time.monotonic``).
+    (``time.monotonic``), by all ranks that share the ``work``.
     """
-    preactivations = Preactivations.of(network)
-    known = {preactivation.value: _part(bounds, preactivation) for preactivation in preactivations.each}
-    unstable = {
-        preactivation.value: unstable_entries(network, bounds, preactivation) for preactivation in preactivations.each
-    }
-    refine = _OptimisedBounds(known, unstable, deadline, settings)
+    work, layers = work or SharedWork(), list(Preactivations.of(network).each)
+    # Ranks that divide a layer need all of it for the next one; one rank alone goes through all layers once.
+    for step in [[layer] for layer in layers] if work.is_divided else [layers]:
+        own = {layer.value: _own_entries(network, bounds, layer, work) for layer in step}
+        known = {layer.value: _part(bounds, layer) for layer in layers}
+        found = work.tightest(
+            partial(_optimise_entries, network, box, _OptimisedBounds(known, own, deadline, settings), options), bounds
+        )
+        bounds = bounds.meet(found)
+    return bounds
+
+
+def _own_entries(network: Network, bounds: Interval, preactivation: Preactivation, work: SharedWork) -> Tensor:
+    """Return the unstable entries ``(size,)`` that this rank bounds."""
+    unstable = unstable_entries(network, bounds, preactivation)
+    own = torch.zeros_like(unstable)
+    own[work.own(unstable.nonzero().squeeze(1))] = True
+    return own
+
+
+def _optimise_entries(network: Network, box: Interval, refine: _OptimisedBounds, options: BoundOptions) -> Interval:
+    """Return bounds of all preactivations, as ``refine`` tightens them."""
     analysis = bound_layers(network, box, options.within(box.lower.device), refine)
-    found = {
-        preactivation.value: analysis.intervals[preactivation.value].map(by_instance)
-        for preactivation in preactivations.each
-    }
-    ends = (
-        torch.cat([getattr(found[preactivation.value], side) for preactivation in preactivations.each], dim=1)
-        for side in ("lower", "upper")
-    )
-    return bounds.meet(Interval(*ends))
+    found = [analysis.intervals[layer.value].map(by_instance) for layer in Preactivations.of(network).each]
+    return Interval(torch.cat([each.lower for each in found], dim=1), torch.cat([each.upper for each in found], dim=1))
 
 
 def _part(bounds: Interval, preactivation: Preactivation) -> Interval:
@@ -93,8 +105,8 @@ class _OptimisedBounds:
 
     def __call__(self, backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
         before = self.known[name].arranged(lambda end: end.gather(1, index))
-        (place,) = self.unstable[name][index[0]].nonzero(as_tuple=True)
-        if not len(place):
+        unstable = self.unstable.get(name)
+        if unstable is None or not len(place := unstable[index[0]].nonzero().squeeze(1)):
             return before
         found = self._bound_entries(backward, name, index[:, place], options)
         lower, upper = before.lower.clone(), before.upper.clone()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from math import inf, isnan
 from typing import TypeVar
 
@@ -27,18 +27,12 @@ from service.verification.bab.activations.branching import ActivationBranching
 from service.verification.bab.activations.certificates import certificates_of
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
-from service.verification.bab.activations.intermediate_bab import after_relaxations, refine_intermediate_bounds
-from service.verification.bab.activations.intermediate_bounds import (
-    RootBounds,
-    bound_root,
-    optimise_intermediate_bounds,
-    unstable_entries,
-)
+from service.verification.bab.activations.intermediate_bounds import RootBounds, bound_root
 from service.verification.bab.activations.recorded_splits import RecordedSplits
+from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
 from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
-from service.verification.bab.invprop import Invprop
 from service.verification.bab.lp import LinearPrograms, LpResult
 from service.verification.bab.model import ModelUnderVerification, worst_first
 from service.verification.bab.search_group import SearchStatus
@@ -113,9 +107,9 @@ class _ActivationSearch:
         )
         self.has_begun, self.until = False, deadline
         self.started = now = time.monotonic()
-        self.refine_at = self.time.first_refinement(now, deadline)
-        self.shared_bounds, self.is_optimised = root.bounds, False
-        self.specification_rows = root.specification_rows
+        self.refine_at = self.time.first_refinement(now, deadline, model.search_group.axis.size)
+        self.round, self.in_transit = settings.largest_batch, 0
+        self.shared = SharedBounds(model, self.domain_bounds, root.specification_rows, root.bounds, deadline)
 
     def _begin(self) -> None:
         self.has_begun = True
@@ -150,10 +144,12 @@ class _ActivationSearch:
                 verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
                 is_over = everyone.is_over or not everyone.open
                 return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage, is_over)
+            self.in_transit += state.handed_over(search_group.axis.rank)
             for rows in search_group.rebalance(state, transfer, device):
                 self._if_memory_allows(partial(transfer.receive, rows), losing=DOMAINS)
+                self.in_transit -= len(rows)
             if everyone.is_slow and self.model.engine.refines:
-                self._if_memory_allows(self._refine_in_time)
+                self._if_shared_memory_allows(self._refine_in_time)
             counterexample = self._round() if len(self.pool) else None
 
     def _status(self, width: int) -> SearchStatus:
@@ -166,6 +162,8 @@ class _ActivationSearch:
             is_slow=time.monotonic() > self.refine_at,
             width=width,
             is_over=self.is_over,
+            round=self.round,
+            in_transit=self.in_transit,
         )
 
     def _round(self) -> Counterexample | None:
@@ -177,6 +175,7 @@ class _ActivationSearch:
             # Half of the capacity, since every parent becomes two.
             count = min(self.largest_batch, self.domain_bounds.capacity // 2, in_time)
             count = self.domain_bounds.neuron_index.least(max(1, count))
+            self.round = count
             parents = self.pool.take(count)
             count = len(parents)
             return self._branch_and_bound(parents.to(self.model.device), started)
@@ -227,93 +226,93 @@ class _ActivationSearch:
         return domains if self.certificates is None else self.certificates.certify(domains)
 
     def _refine_in_time(self) -> None:
+        """Tighten what all domains share. All ranks of the search do so together, step by step."""
         seconds = time.monotonic() - self.started
-        while len(self.pool) and self._refine(seconds):
+        while len(self._open_disjuncts()) and self._refine(seconds):
             seconds *= self.time.lengthening
         self.refine_at = self.time.next_refinement(self.started, time.monotonic())
 
     def _refine(self, seconds: float) -> bool:
         """Refine for ``seconds``; return whether to spend twice that on more refinement rather than on splits."""
         self.domain_bounds.make_room()  # the next steps need the memory
-        before, first = self._count_inexact_relaxations(), not self.is_optimised
-        self._if_memory_allows(lambda: self._tighten(self._tighter_bounds(seconds)))
-        self._if_memory_allows(lambda: self._tighten_by_invprop(seconds))
-        return not first and self.time.is_refinement_worthwhile(before, self._count_inexact_relaxations())
+        before, first = self.shared.count_inexact_relaxations(), not self.shared.is_optimised
+        self._if_shared_memory_allows(lambda: self._tighten(self.shared.tighter(seconds, self.until)))
+        self._if_shared_memory_allows(lambda: self._tighten_by_invprop(seconds))
+        return not first and self.time.is_refinement_worthwhile(before, self.shared.count_inexact_relaxations())
 
-    def _count_inexact_relaxations(self) -> int:
-        """Count the values with an inexact relaxation."""
-        network = self.domain_bounds.network
-        return sum(
-            int(unstable_entries(network, self.shared_bounds, preactivation).sum())
-            for preactivation in after_relaxations(network)
-        )
+    def _if_shared_memory_allows(self, run: Callable[[], None]) -> None:
+        """Run what all ranks of the search do together: one that left it for lack of memory would keep them waiting."""
+        if self.shared.work.is_divided:
+            run()
+        else:
+            self._if_memory_allows(run)
 
-    @cached_property
-    def invprop(self) -> Invprop:
-        settings = self.settings.invprop
-        settings = replace(settings, optimiser=settings.optimiser.within(self.model.options, self.deadline))
-        objective, memory = self.domain_bounds.objective, self.model.memory
-        return Invprop(objective, self.specification_rows, settings, memory, self.settings.domain_bounds)
-
-    def _tighter_bounds(self, seconds: float) -> Interval:
-        """Return tighter bounds of all preactivations: optimised the first time, by branch and bound later."""
-        now, model = time.monotonic(), self.model
-        network, box, bounds = self.domain_bounds.network, self.domain_bounds.box, self.shared_bounds
-        if not self.is_optimised:
-            self.is_optimised = True
-            until = share_of_rest(now, self.until, self.time.optimising)
-            return optimise_intermediate_bounds(network, box, bounds, until, model.options, settings=model.settings)
-        until = self.time.refinement_deadline(now, self.until, seconds)
-        scores = model.heuristics.activations
-        return refine_intermediate_bounds(
-            network, box, bounds, until, model.options, scores=scores, settings=self.settings
-        )
+    def _open_disjuncts(self) -> Tensor:
+        """Return the disjuncts of which any rank has an open domain."""
+        is_open = torch.zeros(len(self.roots), dtype=torch.int64, device=self.model.device)
+        is_open[self.pool.disjuncts.to(self.model.device)] = 1
+        return self.model.search_group.most(is_open).nonzero().squeeze(1)
 
     def _tighten(self, bounds: Interval) -> None:
         """Take tighter bounds for all domains."""
-        self.shared_bounds = bounds
+        self.shared.bounds = bounds
         self.domain_bounds.objective.tighten(self.domain_bounds.bounds.meet(bounds))
-        self._bound_roots_again(self.pool.disjuncts)
+        self._bound_roots_again(self._open_disjuncts())
 
-    def _bound_roots_again(self, disjuncts: Tensor) -> Domains:
-        """Bound the whole box again; a disjunct that gains more from this than from all its splits starts over."""
-        roots = self.domain_bounds.roots(torch.full_like(self.margins, -torch.inf)).with_(node=self.roots.node)
-        roots = self._optimise(roots.rows(disjuncts.to(roots.margin.device)), self.from_scratch)
-        self.domains += len(roots)
-        for index, disjunct in enumerate(disjuncts.tolist()):
-            if float(roots.margin[index]) > self.pool.bound_of(disjunct):
-                self.splits.tree.restart(disjunct)
-                self.pool.replace(disjunct, self._drop_proved(roots.rows(slice(index, index + 1))))
-        self.domain_bounds.calibrate(roots)
-        return roots
+    def _bound_roots_again(self, disjuncts: Tensor) -> Tensor:
+        """Bound the whole box again, and return the margins ``(n,)``; a disjunct that gains more from this than from
+        all of its splits starts over, on the first rank.
+        """
+        group = self.model.search_group
+        roots = self.domain_bounds.roots(torch.full_like(self.margins, -inf)).with_(node=self.roots.node)
+        roots = roots.rows(disjuncts)
+        found = self._if_memory_allows(lambda: self._optimise(roots, self.from_scratch))
+        roots = roots if found is None else found
+        self.domains += len(roots) if group.is_first else 0
+        margins = group.agree(roots.margin)
+        least = [self.pool.bound_of(disjunct) for disjunct in disjuncts.tolist()]
+        of_splits = -group.most(-torch.tensor(least, dtype=torch.float64, device=margins.device))
+        for index in (margins > of_splits).nonzero().flatten().tolist():
+            self._start_over(int(disjuncts[index]), roots.rows(slice(index, index + 1)))
+        self._if_memory_allows(lambda: self.domain_bounds.calibrate(roots))
+        return margins
+
+    def _start_over(self, disjunct: int, root: Domains) -> None:
+        """Let the root of a disjunct, which the first rank takes, replace the domains of all ranks."""
+        self.splits.tree.restart(disjunct)
+        if self.model.search_group.is_first:
+            # Alone, a rank keeps its domains if it has no memory for the root; the others have dropped theirs.
+            losing = ROOTS if self.shared.work.is_divided else None
+            self._if_memory_allows(lambda: self.pool.replace(disjunct, self._drop_proved(root)), losing=losing)
+        else:
+            self.pool.drop(disjunct)
 
     def _tighten_by_invprop(self, seconds: float) -> None:
         """Tighten the bounds that the domains of each open disjunct share."""
         until = self.time.invprop_deadline(time.monotonic(), self.until, seconds)
-        disjuncts = self.pool.disjuncts
+        disjuncts = self._open_disjuncts()
         for index, disjunct in enumerate(disjuncts):
-            now = time.monotonic()
-            if now > self.until:  # with many disjuncts, even one ascent for each takes long
+            if self.shared.work.late(self.until):  # with many disjuncts, even one ascent for each takes long
                 break
-            self._tighten_disjunct(disjunct, share_of_rest(now, until, 1, len(disjuncts) - index))
-        self.invprop.domain_bounds.optimisation.forget()
+            self._tighten_disjunct(disjunct, share_of_rest(time.monotonic(), until, 1, len(disjuncts) - index))
+        self.shared.invprop.domain_bounds.optimisation.forget()
 
     def _tighten_disjunct(self, disjunct: Tensor, deadline: float) -> None:
         """Tighten one disjunct as long as that brings the whole box closer to a proof."""
         # These bounds say nothing about inputs that satisfy the property.
         self.least_proved = min(self.least_proved, 0.0)
-        margin, before = float(self._bound_roots_again(disjunct[None]).margin), -inf
-        preactivations = self.invprop.preactivations
-        gain = self.settings.invprop.least_margin_gain
+        margin, before = float(self._bound_roots_again(disjunct[None])), -inf
+        invprop = self.shared.invprop
+        preactivations, gain = invprop.preactivations, self.settings.invprop.least_margin_gain
         # Margins are negative here: the one before, made smaller by the share that a round must gain, is the bar.
-        while before * (1 - gain) < margin <= 0 and preactivations and time.monotonic() < deadline:
-            left = self.invprop.tighten(int(disjunct), margin, preactivations, deadline)
+        while before * (1 - gain) < margin <= 0 and preactivations and not self.shared.work.late(deadline):
+            left = invprop.tighten(int(disjunct), margin, preactivations, deadline)
             if left is None:
                 self.pool.drop(int(disjunct))
                 self.splits.tree.finish(int(disjunct))
                 return
             before, preactivations = margin, left
-            margin = float(self._bound_roots_again(disjunct[None]).margin)
+            margin = float(self._bound_roots_again(disjunct[None]))
 
     def _bound_and_keep_open(self, domains: Domains, settings: OptimiserSettings) -> None:
         """Bound domains, and put those that stay open into the pool, all at the end."""

@@ -82,6 +82,7 @@ class _InputSearch:
     box_seconds: float = 0.0
     shortage: MemoryShortageError | None = None
     is_over: bool = False
+    in_transit: int = 0
     pool: BoxPool = field(init=False)
     tree: SearchTree = field(init=False)
     input_bounds: InputBounds = field(init=False)
@@ -149,8 +150,10 @@ class _InputSearch:
                 return self._end(state, Verdict.UNKNOWN if state.all.stuck else Verdict.VERIFIED)
             if state.all.late:
                 return self._end(state, Verdict.UNKNOWN)
+            self.in_transit += state.handed_over(self.model.search_group.axis.rank)
             for rows in self.model.search_group.rebalance(state, self.transfer, self.model.device):
                 self._if_memory_allows(partial(self.transfer.receive, rows), losing_boxes=True)
+                self.in_transit -= len(rows)
             counterexample = self._round() if self.pool.size else None
 
     def _status(self) -> SearchStatus:
@@ -162,6 +165,8 @@ class _InputSearch:
             late=self.model.engine.late(self.deadline) or self.is_over,
             width=self.transfer.width,
             is_over=self.is_over,
+            round=self.largest_batch,
+            in_transit=self.in_transit,
         )
 
     def _report(self, everyone: SearchStatus) -> None:

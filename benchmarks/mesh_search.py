@@ -1,0 +1,113 @@
+"""One search on one device and on all: what ``verify_mesh.py --cases search`` measures.
+
+The same instance is decided by the first rank alone, while the others wait, and then by all ranks together. It asks
+whether the output of a random ReLU network exceeds a limit, which lies between the largest output that an ascent
+reaches and CROWN's bound: the share ``--above`` says where, and thereby how many domains a proof takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from service.bounds.interval import Interval
+from service.bounds.methods import CROWN, BoundOptions
+from service.bounds.network import prepare
+from service.formats.vnnlib import Disjunct, Halfspace, Query
+from service.parallel.mesh import Mesh
+from service.verification.bab.decision import Decision
+from service.verification.bab.driver import decide
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
+from service.verification.engine import NetworkEngine
+
+STARTS, ASCENT = 256, 100
+COLUMNS = "| search | ranks | verdict | decided by | seconds | domains | domains/s | seconds: × | domains/s: × |"
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A model, and a query that it satisfies."""
+
+    model: ModelUnderVerification
+    query: Query
+
+    @classmethod
+    def of(cls, given: argparse.Namespace, device: torch.device) -> Problem:
+        widths = [given.inputs, *[given.width] * given.depth, 1]
+        module = _random_net(widths, given.seed).to(device).eval().requires_grad_(False)
+        network = prepare(module, (given.inputs,))
+        box = Interval(
+            torch.full((1, given.inputs), -given.radius, device=device),
+            torch.full((1, given.inputs), given.radius, device=device),
+        )
+        reached = _ascend(module, box)
+        bound = CROWN(network, box, BoundOptions()).lower_bounds(-torch.ones(1, 1, 1, device=device))
+        limit = reached + given.above * (-float(bound) - reached)
+        ends = (-given.radius,) * given.inputs, (given.radius,) * given.inputs
+        query = Query(given.inputs, 1, (Disjunct(*ends, (Halfspace(((0, -1.0),), -limit),)),))
+        in_double = _random_net(widths, given.seed).to(device).double().eval().requires_grad_(False)
+        engine = NetworkEngine(network, device=device)
+        return cls(ModelUnderVerification(module, engine, in_double, None, torch.float32), query)
+
+
+def _random_net(widths: list[int], seed: int) -> nn.Sequential:
+    generator, layers = torch.Generator().manual_seed(seed), list[nn.Module]()
+    for inputs, outputs in pairwise(widths):
+        linear = nn.Linear(inputs, outputs)
+        with torch.no_grad():
+            linear.weight.copy_(torch.randn(outputs, inputs, generator=generator) * (2 / inputs) ** 0.5)
+            linear.bias.copy_(0.1 * torch.randn(outputs, generator=generator))
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _ascend(module: nn.Module, box: Interval) -> float:
+    """Return the largest output that an ascent from random inputs reaches."""
+    shares = torch.rand(STARTS, box.lower.shape[1], generator=torch.Generator().manual_seed(1)).to(box.lower.device)
+    x, most = box.lower + shares * box.width, -torch.inf
+    for step in range(ASCENT):
+        outputs = module(x.requires_grad_())
+        most = max(most, float(outputs.detach().max()))
+        (gradient,) = torch.autograd.grad(outputs.sum(), x)
+        x = box.nearest(x.detach() + 0.2 * (1 - step / ASCENT) * box.width * gradient.sign())
+    return most
+
+
+def measure_search(mesh: Mesh, device: torch.device, given: argparse.Namespace) -> None:
+    """Print a line for the search by one rank and one by all, with the ratios between them."""
+    problem = Problem.of(given, device)
+    if mesh.rank == 0:
+        print(COLUMNS + "\n" + "|---" * (COLUMNS.count("|") - 1) + "|", flush=True)
+    alone = _decide(problem, SINGLE_RANK, given.limit, device) if mesh.rank == 0 else None
+    if dist.is_initialized():
+        dist.barrier()
+    together = _decide(problem, SearchGroup(mesh.dp), given.limit, device) if mesh.dp.size > 1 else None
+    if alone is not None:
+        print(_line(given, 1, alone, alone), flush=True)
+    if alone is not None and together is not None:
+        print(_line(given, mesh.dp.size, together, alone), flush=True)
+
+
+def _decide(problem: Problem, group: SearchGroup, limit: float, device: torch.device) -> Decision:
+    """Decide by a group of ranks; a first, short decision loads kernels and sets up collectives."""
+    model = replace(problem.model, search_group=group)
+    decide(model, problem.query, CROWN, min(3.0, limit / 10))
+    found = decide(model, problem.query, CROWN, limit)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return found
+
+
+def _line(given: argparse.Namespace, ranks: int, found: Decision, alone: Decision) -> str:
+    rate, base = found.domains / found.seconds, alone.domains / alone.seconds
+    network = f"{given.inputs}-{given.depth}x{given.width}, above {given.above:g}"
+    return (
+        f"| {network} | {ranks} | {found.verdict.value} | {found.technique.value} | {found.seconds:.1f} "
+        f"| {found.domains:,} | {rate:,.0f} | {alone.seconds / found.seconds:.2f} | {rate / base:.2f} |"
+    )
