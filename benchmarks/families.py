@@ -1,8 +1,8 @@
 """Trains architectures of installed packages by name, beside plain torch: two steps, and one that is resumed.
 
     python benchmarks/families.py [--only NAME …]
-    torchrun --nproc-per-node 2 benchmarks/families.py          # under FSDP, by the statistics of both ranks
-    torchrun --nproc-per-node 2 benchmarks/families.py --tp     # over tensor-parallel ranks, by the architectures' plans
+    torchrun --nproc-per-node 2 benchmarks/families.py         # under FSDP, by the statistics of both ranks
+    torchrun --nproc-per-node 2 benchmarks/families.py --tp    # over tensor-parallel ranks, by their own plans
 
 Each is trained for two steps by the training job, once more with a resumption in between, and by a loop of plain torch
 from the same weights, in the same process, all in float64. *Losses*, *weights* and *resumed* are the largest relative

@@ -23,7 +23,7 @@ _OF_TASK = {
 
 
 class _CausalLM(Packaged):
-    """Token ids ``(batch, sequence)`` to logits ``(batch, sequence, vocabulary)``, whole on each tensor-parallel rank."""
+    """Token ids ``(batch, sequence)`` to logits ``(batch, sequence, vocabulary)``, whole on each rank."""
 
     def __init__(self, config: HuggingfaceConfig, network: nn.Module, axis: Axis) -> None:
         super().__init__(config, network)

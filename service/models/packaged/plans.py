@@ -1,7 +1,7 @@
 """Divides a model of the package transformers over tensor-parallel ranks, as its own plan says.
 
-A plan has a kind for each layer by name (``model.layers.*.self_attn.q_proj: colwise``). Layers of ours take the place of
-linear ones, with this rank's part of what the constructor drew. What the plan does not name is whole on each rank.
+A plan has a kind for each layer by name (``model.layers.*.self_attn.q_proj: colwise``). Layers of ours take the place
+of linear ones, with this rank's part of what the constructor drew. What the plan does not name is whole on each rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.jobs.spec.families.huggingface import HEADS, drop_rates
 from service.models.packaged.base import PackagedError
 from service.parallel.collectives import copy_to_group, reduce_from_group
 from service.parallel.mesh import Axis
-from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear, local, own_ids
+from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear, local, localize_ids
 from service.parallel.tensor.placement import divided
 
 _LINEAR: Mapping[str, tuple[Any, Mapping[str, bool]]] = {
@@ -78,8 +78,8 @@ def _placed(network: Any) -> dict[str, str]:
     for name, kind in plan.items():
         if name in present and (kind not in _KINDS or name not in modules.values()):
             raise PackagedError(
-                f"parallel.tp: the plan of {model_type} has {name!r} as {kind!r}, which has no rule here; expected 1, or "
-                f"an architecture whose layers are {', '.join(_KINDS)}"
+                f"parallel.tp: the plan of {model_type} has {name!r} as {kind!r}, which has no rule here; expected "
+                f"1, or an architecture whose layers are {', '.join(_KINDS)}"
             )
     kinds = {name: plan[pattern] for name, pattern in modules.items() if pattern in plan}
     return {name: kind for name, kind in kinds.items() if name not in set(_unlike(network, kinds))}
@@ -102,7 +102,7 @@ def _unlike(network: nn.Module, kinds: Mapping[str, str]) -> Iterator[str]:
 
 
 def _dimension(kind: str | None, leaf: str) -> int | None:
-    if kind in _LINEAR:
+    if kind is not None and kind in _LINEAR:
         found: int | None = _LINEAR[kind][0].sharded.get(leaf)
         return found
     return 0 if kind == _EMBEDDING else None
@@ -167,7 +167,7 @@ def _divide_table(module: Any, axis: Axis, parts: Parts) -> None:
 def _table_of(kind: Any) -> Any:
     class Rows(kind):  # type: ignore[misc]
         def forward(self, ids: Tensor) -> Tensor:
-            own, is_own = own_ids(ids, self.first, len(self.weight))
+            own, is_own = localize_ids(ids, self.first, len(self.weight))
             rows = super().forward(own).masked_fill(~is_own.unsqueeze(-1), 0)
             return reduce_from_group(rows, self.axis.group)
 

@@ -7,7 +7,7 @@ from service.parallel.tensor.vocabulary import (
     VocabularyParallelEmbedding,
     VocabularyParallelHead,
     cross_entropy,
-    own_ids,
+    localize_ids,
     vocabulary_parallel_cross_entropy,
 )
 
@@ -26,6 +26,6 @@ __all__ = [
     "joint",
     "local",
     "local_copy",
-    "own_ids",
+    "localize_ids",
     "vocabulary_parallel_cross_entropy",
 ]

@@ -32,8 +32,20 @@ HEADS = ("num_attention_heads", "num_key_value_heads")
 _SIZES = ("intermediate_size", "vocab_size")
 WHOLE_HEADS = ("olmo2", "olmo3", "phi3")
 DIVIDED = (
-    *("arcee", "codegen", "cohere", "cohere2", "cwm", "ernie4_5", "exaone", "exaone4", "gemma", "gemma2", "gemma3_text"),
-    *("glm", "glm4", "gpt_neox", "gptj", "granite", "helium", "hyperclovax", "internlm3", "iquestcoder", "jais2"),
+    *("arcee", "codegen", "cohere", "cohere2", "cwm", "ernie4_5", "exaone", "exaone4", "gemma", "gemma2"),
+    *(
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "gpt_neox",
+        "gptj",
+        "granite",
+        "helium",
+        "hyperclovax",
+        "internlm3",
+        "iquestcoder",
+        "jais2",
+    ),
     *("llama", "ministral", "ministral3", "mistral", "nanochat", "nemotron", "olmo", "phi", "qwen2", "qwen3"),
     *("seed_oss", "smollm3", "starcoder2", "vaultgemma", *WHOLE_HEADS),
 )
