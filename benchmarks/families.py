@@ -1,7 +1,8 @@
 """Trains architectures of installed packages by name, beside plain torch: two steps, and one that is resumed.
 
     python benchmarks/families.py [--only NAME …]
-    torchrun --nproc-per-node 2 benchmarks/families.py     # under FSDP, by the statistics of both ranks
+    torchrun --nproc-per-node 2 benchmarks/families.py         # under FSDP, by the statistics of both ranks
+    torchrun --nproc-per-node 2 benchmarks/families.py --tp    # over tensor-parallel ranks, by their own plans
 
 Each is trained for two steps by the training job, once more with a resumption in between, and by a loop of plain torch
 from the same weights, in the same process, all in float64. *Losses*, *weights* and *resumed* are the largest relative
@@ -33,10 +34,12 @@ from torch.nn import functional
 
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
+from service.jobs.spec.families.huggingface import DIVIDED
 from service.jobs.spec.families.packaged import versions_here
 from service.jobs.spec.train import TrainSpec
 from service.models import build, data
 from service.models.data import BatchOrder, Split
+from service.models.packaged.base import PackagedError
 from service.models.randomness import seed_all
 from service.parallel import distributed
 from service.training import job, setup
@@ -122,6 +125,24 @@ TORCHVISION: Mapping[str, dict[str, Any]] = {
     "regnet_y_400mf": {},
     "googlenet": {"aux_logits": False, "dropout": 0.0},
 }
+OTHER_SIZES: Mapping[str, dict[str, Any]] = {
+    "codegen": {**TEXT["codegen"], "n_head": 4},
+    "gpt_neox": {**ATTENTION, "num_attention_heads": 4},
+    "gptj": {**TEXT["gptj"], "n_head": 4, "rotary_dim": 4},
+    "helium": {"head_dim": 8},
+    "ministral": {"head_dim": 8},
+    "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
+}
+
+
+def divided() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the model of every architecture that tensor-parallel ranks divide."""
+    size = {**ATTENTION, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    tokens = {"vocab_size": 256, "bos_token_id": 1, "eos_token_id": 2}
+    for name in sorted(DIVIDED):
+        fields = OTHER_SIZES[name] if name in ("codegen", "gpt_neox", "gptj") else size | OTHER_SIZES.get(name, {})
+        model = {"family": "huggingface", "config": {"model_type": name, **tokens, **fields}, "sequence": SEQUENCE}
+        yield f"huggingface {name}", model
 
 
 def specs() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -139,7 +160,7 @@ def specs() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"huggingface {name}", model
 
 
-def spec_of(model: Mapping[str, Any], ranks: int, **changes: Any) -> TrainSpec:
+def spec_of(model: Mapping[str, Any], parallel: Mapping[str, int], **changes: Any) -> TrainSpec:
     synthetic = {"source": "synthetic", "features": 3 * SIDE * SIDE, "classes": CLASSES, "samples": 64}
     reads_text = "sequence" in model
     fields = {
@@ -149,7 +170,7 @@ def spec_of(model: Mapping[str, Any], ranks: int, **changes: Any) -> TrainSpec:
         "optimizer": {"clip_norm": None, "lr": RATE},
         "schedule": {"decay": "constant"},
         "evaluate": {"samples": 8},
-        "parallel": {"dp_shard": ranks},
+        "parallel": parallel,
         "steps": STEPS,
     }
     return TrainSpec.model_validate({**fields, **changes})
@@ -222,15 +243,16 @@ def scratch(ranks: int) -> Iterator[Path]:
             torch.distributed.barrier()
 
 
-def compare(model: Mapping[str, Any], ranks: int) -> tuple[int, float, float, float]:
+def compare(model: Mapping[str, Any], axis: str, ranks: int) -> tuple[int, float, float, float]:
     """Return a model's parameters, and the differences of losses, of weights and of the resumed run."""
+    parallel = {axis: ranks}
     whole, half, rest = ("job_" + letter * 20 for letter in "whr")
     with scratch(ranks) as folder:
-        losses = train(folder, spec_of(model, ranks), whole)
-        train(folder, spec_of(model, ranks, steps=1), half)
-        train(folder, spec_of(model, ranks, resume={"job": half}), rest)
+        losses = train(folder, spec_of(model, parallel), whole)
+        train(folder, spec_of(model, parallel, steps=1), half)
+        train(folder, spec_of(model, parallel, resume={"job": half}), rest)
         if losses:
-            expected, state = plain_torch(spec_of(model, 1))
+            expected, state = plain_torch(spec_of(model, {}))
             own, resumed = published(folder, whole), published(folder, rest)
             differ = max(abs(one - two) / abs(two) for one, two in zip(losses, expected, strict=True))
             size = sum(value.numel() for value in own.values())
@@ -241,6 +263,7 @@ def compare(model: Mapping[str, Any], ranks: int) -> tuple[int, float, float, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[], help="parts of the names of cases")
+    parser.add_argument("--tp", action="store_true", help="over tensor-parallel ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     distributed.start("cpu")
@@ -249,15 +272,15 @@ def main() -> None:
         packages = ", ".join(f"{name} {number}" for name, number in versions_here().items())
         print(f"{ranks} ranks, torch {torch.__version__}, {packages}, {platform.machine()}")
         print("| architecture | numbers | losses | weights | resumed | s |\n|---|--:|--:|--:|--:|--:|")
-    for name, model in specs():
+    for name, model in divided() if options.tp else specs():
         if options.only and not any(part in name for part in options.only):
             continue
         began = time.monotonic()
         try:
-            size, losses, weights, resumed = compare(model, ranks)
+            size, losses, weights, resumed = compare(model, "tp" if options.tp else "dp_shard", ranks)
             row = f"{size:,} | {losses:.1g} | {weights:.1g} | {resumed:.1g} | {time.monotonic() - began:.1f}"
         except Exception as error:
-            if ranks > 1:
+            if ranks > 1 and not isinstance(error, PackagedError):  # which all ranks raise
                 raise
             row = f"{type(error).__name__}: {str(error)[:160]} | | | |"
         if first:

@@ -1,4 +1,4 @@
-"""Makes a model of a module that was not written for it: one block, whole on each tensor-parallel rank.
+"""Makes a model of a module that was not written for it: one block, whole on each rank unless its builder divides it.
 
 Its constructor runs on the CPU, from the same seed on every rank. What it makes is kept: values of its weights, weights
 that two layers share, rows that stay zero, constants. Buffers that its state dict holds, such as running statistics,

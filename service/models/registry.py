@@ -17,7 +17,7 @@ from service.models.plain import PlainModel, build_plain, check_planned
 from service.parallel.batch_norm import normalise_over
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
-from service.parallel.tensor.placement import distribute, global_tensors, tie
+from service.parallel.tensor.placement import distribute, global_tensors, sharded_dimensions, tie
 
 FamilyConfig = ModelConfig
 
@@ -108,7 +108,7 @@ def _planned_or_plain(config: FamilyConfig, axis: Axis, device: torch.device, se
     model = build_plain(config, construct, device=device, seed=seed)
     if unplanned is not None and _is_chain(model.blocks["0"]):
         raise unplanned
-    if axis.size > 1:
+    if axis.size > 1 and all(dimension is None for _, _, dimension in sharded_dimensions(model)):
         raise ValueError(
             f"family {config.family!r} builds no chain (an nn.ModuleDict `blocks`, with before_blocks and "
             f"after_blocks), which is what tensor parallelism divides; expected parallel.tp=1, got {axis.size}"

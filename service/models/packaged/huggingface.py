@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from service.jobs.spec.families.huggingface import HuggingfaceConfig
 from service.models.packaged.base import Packaged, PackagedError, check_name, explained, imported
+from service.models.packaged.plans import divide, own_parameters
 from service.parallel.mesh import Axis
 
 _OF_TASK = {
@@ -21,10 +23,20 @@ _OF_TASK = {
 
 
 class _CausalLM(Packaged):
-    """Token ids ``(batch, sequence)`` to logits ``(batch, sequence, vocabulary)``."""
+    """Token ids ``(batch, sequence)`` to logits ``(batch, sequence, vocabulary)``, whole on each rank."""
+
+    def __init__(self, config: HuggingfaceConfig, network: nn.Module, axis: Axis) -> None:
+        super().__init__(config, network)
+        self.axis = axis
+        self.summed = divide(network, axis) if axis.size > 1 else frozenset()
 
     def forward(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self.network(input_ids=ids, use_cache=False).logits
+        inputs = {"input_ids": ids, "use_cache": False}
+        if self.axis.size == 1:
+            whole: Tensor = self.network(**inputs).logits
+            return whole
+        own = own_parameters(self.network, self.summed, self.axis)
+        logits: Tensor = torch.func.functional_call(self.network, own, (), inputs).logits
         return logits
 
 
@@ -57,8 +69,7 @@ def build(config: HuggingfaceConfig, axis: Axis) -> nn.Module:
         if type(described) not in table:
             raise PackagedError(f"{config.model_type} has no model for task={config.task}")
         network = automatic.from_config(described, trust_remote_code=False)
-    kind = _CausalLM if config.task == "causal-lm" else _ImageClassifier
-    return kind(config, network)
+    return _CausalLM(config, network, axis) if config.task == "causal-lm" else _ImageClassifier(config, network)
 
 
 def _check_fields(given: dict[str, Any], kind: Any) -> None:

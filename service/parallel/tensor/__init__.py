@@ -7,6 +7,7 @@ from service.parallel.tensor.vocabulary import (
     VocabularyParallelEmbedding,
     VocabularyParallelHead,
     cross_entropy,
+    localize_ids,
     vocabulary_parallel_cross_entropy,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "joint",
     "local",
     "local_copy",
+    "localize_ids",
     "vocabulary_parallel_cross_entropy",
 ]

@@ -45,7 +45,7 @@ class VocabularyParallelEmbedding(nn.Module):
         weight = local(self.weight)
         if self.axis.size == 1:
             return functional.embedding(ids, weight)
-        own_ids, is_own = _own_ids(ids, self.axis.rank * weight.shape[0], weight.shape[0])
+        own_ids, is_own = localize_ids(ids, self.axis.rank * weight.shape[0], weight.shape[0])
         rows = functional.embedding(own_ids, weight).masked_fill(~is_own.unsqueeze(-1), 0)
         return rows if self.partial_output else reduce_from_group(rows, self.axis.group)
 
@@ -145,7 +145,7 @@ def _dense_part(logits: Tensor, targets: Tensor, gradient: Tensor | None) -> Ten
 def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, group: str, first: int) -> Tensor:
     """Return the same where the ranks of ``group`` have a part of the vocabulary each, this one from ``first`` on."""
     wide = logits.to(_wide(logits.dtype))
-    own_ids, is_own = _own_ids(targets, first, logits.shape[-1])
+    own_ids, is_own = localize_ids(targets, first, logits.shape[-1])
     if not logits.shape[-1]:  # the ranks before this one have all of the vocabulary
         wide, gradient = wide.new_full((len(wide), 1), -torch.inf), None
     where = own_ids.unsqueeze(-1)
@@ -160,7 +160,7 @@ def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, grou
     return losses.sum()
 
 
-def _own_ids(ids: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
+def localize_ids(ids: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
     """Return the ids relative to this rank's first row (0 where another rank has the row), and which are its own."""
     relative = ids - first
     is_own = (relative >= 0) & (relative < rows)

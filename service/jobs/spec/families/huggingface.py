@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from service.jobs.plugins import Features, Samples, Tokens, disagreement
+from service.jobs.plugins import Features, Reason, Samples, Tokens, disagreement
+from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.families.packaged import PackagedConfig, check_keys
 
 _Size = Annotated[int, Field(ge=1, le=2**16)]
@@ -26,6 +28,36 @@ _REFUSED = {
     "use_timm_backbone": "a model of another place",
     "use_pretrained_backbone": "about weights from elsewhere",
 }
+HEADS = ("num_attention_heads", "num_key_value_heads")
+_SIZES = ("intermediate_size", "vocab_size")
+WHOLE_HEADS = ("olmo2", "olmo3", "phi3")
+DIVIDED = (
+    *("arcee", "codegen", "cohere", "cohere2", "cwm", "ernie4_5", "exaone", "exaone4", "gemma", "gemma2"),
+    *(
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "gpt_neox",
+        "gptj",
+        "granite",
+        "helium",
+        "hyperclovax",
+        "internlm3",
+        "iquestcoder",
+        "jais2",
+    ),
+    *("llama", "ministral", "ministral3", "mistral", "nanochat", "nemotron", "olmo", "phi", "qwen2", "qwen3"),
+    *("seed_oss", "smollm3", "starcoder2", "vaultgemma", *WHOLE_HEADS),
+)
+"""Types whose own plan divides them over tensor-parallel ranks such that these compute what one process does, as
+``benchmarks/families.py`` shows; of ``WHOLE_HEADS`` each rank has all heads.
+"""
+
+
+def drop_rates(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rates of dropout in a configuration, by field, that are not 0."""
+    rates = {name: value for name, value in fields.items() if "drop" in name and "classifier" not in name}
+    return {name: rate for name, rate in rates.items() if isinstance(rate, int | float) and rate}
 
 
 class HuggingfaceConfig(PackagedConfig):
@@ -65,6 +97,25 @@ class HuggingfaceConfig(PackagedConfig):
             return Tokens(int(self.config["vocab_size"]), self.sequence or 0, "config.vocab_size", "sequence")
         shape = self.image or ()
         return Features(prod(shape), int(self.config["num_labels"]), shape=shape, classes_field="config.num_labels")
+
+    @property
+    def divided(self) -> Mapping[str, int]:
+        if self.task != "causal-lm" or self.model_type not in DIVIDED:
+            return {}
+        names = _SIZES if self.model_type in WHOLE_HEADS else (*HEADS, *_SIZES)
+        return {f"config.{name}": size for name in names if isinstance(size := self.config.get(name), int)}
+
+    def check_parallel(self, parallel: ParallelSpec, stages: int) -> list[Reason]:
+        problems = super().check_parallel(parallel, stages)
+        if parallel.tp > 1 and not self.divided:
+            message = f"no plan is known to divide {self.model_type} for {self.task} over tensor-parallel ranks"
+            expected = f"1, or config.model_type {', '.join(sorted(DIVIDED))}"
+            problems = [each for each in problems if each[0] != "parallel.tp"]
+            problems.append(("parallel.tp", message, parallel.tp, expected))
+        elif parallel.tp > 1:
+            message = "tensor-parallel ranks draw apart from one process"
+            problems += [(f"model.config.{name}", message, rate, "0") for name, rate in drop_rates(self.config).items()]
+        return problems
 
     @model_validator(mode="after")
     def _is_a_description(self) -> HuggingfaceConfig:

@@ -31,7 +31,7 @@ def versions_here() -> dict[str, str]:
 
 
 class PackagedConfig(ModelConfig):
-    """Base of a model that a package on the worker hosts builds, on one tensor-parallel rank, with random weights.
+    """Base of a model that a package on the worker hosts builds, with random weights.
 
     Its weights are the package's own, by the package's names, if a file of them is named beside it.
     """
