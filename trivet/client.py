@@ -35,7 +35,7 @@ from trivet.live_modules import ModuleCalls
 from trivet.operator_calls import OperatorCalls
 
 if TYPE_CHECKING:
-    from service.jobs.kinds.listing import Kinds
+    from service.jobs.records.kinds import Kinds
     from service.jobs.records.webhooks import WebhookDelivery
     from service.jobs.submission.plan import Plan
 
@@ -324,14 +324,14 @@ class Client(FileCalls, OperatorCalls, ModuleCalls):
 
     def notices(self, job_id: str) -> list[WebhookDelivery]:
         """Return the deliveries of the ``notify`` in a job's spec, newest first."""
-        answer = self._connection.json("GET", f"{_job(job_id)}/notices")
-        from service.jobs.records.webhooks import WebhookDelivery  # noqa: PLC0415
+        from service.jobs.records.webhooks import WebhookDelivery  # noqa: PLC0415 - most calls do not need them
 
+        answer = self._connection.json("GET", f"{_job(job_id)}/notices")
         return [WebhookDelivery.model_validate(item) for item in answer["items"]]
 
     def kinds(self) -> Kinds:
         """List the kinds of jobs, and what they can name: families, sources, objectives, optimizers and so on."""
-        from service.jobs.kinds.listing import Kinds  # noqa: PLC0415 - as above
+        from service.jobs.records.kinds import Kinds  # noqa: PLC0415 - most calls do not need them
 
         return Kinds.model_validate(self._connection.json("GET", "/v1/kinds"))
 
