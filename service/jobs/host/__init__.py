@@ -22,7 +22,7 @@ from service.jobs.host.settings_file import ENV_PREFIX, config_file, in_file
 
 if TYPE_CHECKING:
     from service.jobs.host.load import overcommitment
-    from service.jobs.host.processes import Process, end_processes, holders
+    from service.jobs.host.processes import Process, end_processes, holders, take_over
     from service.jobs.host.supervisor_registry import SupervisorRegistry
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "overcommitment",
     "read_private",
     "socket_address",
+    "take_over",
 ]
 
 _HOMES = {
@@ -50,6 +51,7 @@ _HOMES = {
     "end_processes": "processes",
     "holders": "processes",
     "overcommitment": "load",
+    "take_over": "processes",
 }
 
 

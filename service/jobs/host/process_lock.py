@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from pathlib import Path
-from typing import Self
 
 
 class LockedError(Exception):
@@ -32,16 +30,6 @@ class ProcessLock:
         except BlockingIOError:
             os.close(self._descriptor)
             raise LockedError(path) from None
-
-    @classmethod
-    def taken_over(cls, path: Path, within_s: float) -> Self:
-        """Take the lock after ending the processes that hold it, politely for ``within_s`` seconds."""
-        from service.jobs.host.processes import end_processes, holders  # noqa: PLC0415 - a client has no psutil
-
-        while True:
-            with contextlib.suppress(LockedError):
-                return cls(path)
-            end_processes(holders(path), within_s)
 
     def fileno(self) -> int:
         return self._descriptor

@@ -63,6 +63,14 @@ def holders(path: Path) -> list[psutil.Process]:
     return found
 
 
+def take_over(path: Path, within_s: float) -> ProcessLock:
+    """Take a lock after ending the processes that hold it, politely for ``within_s`` seconds."""
+    while True:
+        with contextlib.suppress(LockedError):
+            return ProcessLock(path)
+        end_processes(holders(path), within_s)
+
+
 def born_with(variables: Mapping[str, str]) -> list[psutil.Process]:
     """Return the live processes that were started with these environment variables, whoever their parent is now."""
     found = []
