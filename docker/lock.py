@@ -47,7 +47,9 @@ def main(index: str | None) -> None:
     it is without.
     """
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed: list[str] = [*described["project"]["dependencies"], *described["build-system"]["requires"]]
+    project = described["project"]
+    needed: list[str] = [*project["dependencies"], *project["optional-dependencies"]["service"]]
+    needed += described["build-system"]["requires"]
     torch = [each for each in needed if _name(each) == "torch"]
     service = _resolve([each for each in needed if _name(each) not in OF_RANKS], None)
     whole = _resolve([each for each in needed if each not in torch], None)

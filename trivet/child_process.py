@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from service.jobs.host import ProcessLock
+from service.jobs.host import take_over
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ChildProcess:
         self.start()
 
     def start(self) -> None:
-        lock = ProcessLock.taken_over(lock_of(self.log), self.times.ends_within_s)
+        lock = take_over(lock_of(self.log), self.times.ends_within_s)
         try:
             with self.log.open("ab") as output:
                 self.process = subprocess.Popen(

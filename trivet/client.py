@@ -26,18 +26,17 @@ from service.jobs.records import (
     QueueLine,
     QueuePage,
 )
-from service.jobs.records.webhooks import WebhookDelivery
 from service.jobs.spec.common import TERMINAL, CommonSpec, JobState
-from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
+from trivet.connection import CONNECT_S, TIMEOUT_S, Connection, lines_of
 from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.file_calls import FileCalls
 from trivet.follow import follow
 from trivet.live_modules import ModuleCalls
-from trivet.resources import AccountsResource, AuditResource, HostCalls, KeysResource, ProjectsResource, lines_of
-from trivet.webhooks import WebhooksResource
+from trivet.operator_calls import OperatorCalls
 
 if TYPE_CHECKING:
-    from service.jobs.kinds.listing import Kinds
+    from service.jobs.records.kinds import Kinds
+    from service.jobs.records.webhooks import WebhookDelivery
     from service.jobs.submission.plan import Plan
 
 
@@ -47,7 +46,7 @@ _CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
 """The service reads a job's files before it answers, within limits of its own."""
 
 
-class Client(FileCalls, HostCalls, ModuleCalls):
+class Client(FileCalls, OperatorCalls, ModuleCalls):
     """A Trivet service. ``url`` and ``key`` default to ``TRIVET_URL`` and ``TRIVET_KEY``; without either, it is the
     service of the data folder, by the socket there (``unix:///folder/api.sock``).
 
@@ -66,11 +65,6 @@ class Client(FileCalls, HostCalls, ModuleCalls):
         outage_s: float | None = None,
     ) -> None:
         self._connection = Connection(url, key, timeout_s=timeout_s, outage_s=outage_s)
-        self.keys = KeysResource(self._connection)
-        self.accounts = AccountsResource(self._connection)
-        self.audit = AuditResource(self._connection)
-        self.projects = ProjectsResource(self._connection)
-        self.webhooks = WebhooksResource(self._connection)
 
     @property
     def url(self) -> str:
@@ -330,12 +324,14 @@ class Client(FileCalls, HostCalls, ModuleCalls):
 
     def notices(self, job_id: str) -> list[WebhookDelivery]:
         """Return the deliveries of the ``notify`` in a job's spec, newest first."""
+        from service.jobs.records.webhooks import WebhookDelivery  # noqa: PLC0415 - most calls do not need them
+
         answer = self._connection.json("GET", f"{_job(job_id)}/notices")
         return [WebhookDelivery.model_validate(item) for item in answer["items"]]
 
     def kinds(self) -> Kinds:
         """List the kinds of jobs, and what they can name: families, sources, objectives, optimizers and so on."""
-        from service.jobs.kinds.listing import Kinds  # noqa: PLC0415 - as above
+        from service.jobs.records.kinds import Kinds  # noqa: PLC0415 - most calls do not need them
 
         return Kinds.model_validate(self._connection.json("GET", "/v1/kinds"))
 

@@ -241,3 +241,13 @@ def _is_outage(error: Unreachable | Refused) -> bool:
 
 def _was_not_sent(error: Unreachable | Refused) -> bool:
     return isinstance(error, Unreachable) and not error.sent
+
+
+def lines_of(response: httpx2.Response) -> Iterator[str]:
+    """Yield the lines of a text; only a line feed ends a line."""
+    held = ""
+    for chunk in response.iter_text():
+        *complete, held = (held + chunk).split("\n")
+        yield from complete
+    if held:
+        yield held

@@ -26,8 +26,9 @@ from trivet.up import interruptible
 
 _CPU_SLOTS = 4
 _NEXT = (
-    "\nThe demo's service and its jobs are gone. Next: `make up` starts one that stays, and in another terminal\n"
-    "`. .venv/bin/activate; trivet submit examples/train.yaml --watch` trains a model on it."
+    "\nThe demo's service and its jobs are gone. Next: `trivet up` starts one that stays, and in another terminal\n"
+    "`trivet init train` writes a spec and `trivet submit train.yaml --watch` trains a model on it. In a checkout,\n"
+    "`. .venv/bin/activate` comes first in both."
 )
 
 

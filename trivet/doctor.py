@@ -59,17 +59,19 @@ def examine(settings: Settings) -> Iterator[HostCheck]:
 
 
 def packages(_: Settings) -> Iterator[HostCheck]:
-    """Compare the installed packages with the requirements in Trivet's own metadata."""
+    """Compare the installed packages with what the service requires, by Trivet's own metadata."""
     try:
         required = importlib.metadata.requires("trivet") or []
     except importlib.metadata.PackageNotFoundError:
         told = "trivet runs from its sources and is not installed: its requirements are not known"
-        yield HostCheck("packages", "warning", told, f"{sys.executable} -m pip install --editable .")
+        yield HostCheck("packages", "warning", told, f"{sys.executable} -m pip install --editable '.[service]'")
         return
     wrong = [each for each in map(_unmet, required) if each]
     python = ".".join(map(str, sys.version_info[:3]))
     if wrong:
-        yield HostCheck("packages", "wrong", "; ".join(wrong), f"{sys.executable} -m pip install --upgrade trivet")
+        yield HostCheck(
+            "packages", "wrong", "; ".join(wrong), f"{sys.executable} -m pip install --upgrade 'trivet[service]'"
+        )
     else:
         yield HostCheck("packages", "ok", f"Python {python}, trivet {importlib.metadata.version('trivet')}")
 
@@ -77,7 +79,7 @@ def packages(_: Settings) -> Iterator[HostCheck]:
 def _unmet(line: str) -> str | None:
     """Return the fault of one requirement; ``None`` if it is met or does not apply here."""
     requirement = Requirement(line)
-    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": "service"}):
         return None
     try:
         version = importlib.metadata.version(requirement.name)

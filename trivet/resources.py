@@ -1,4 +1,4 @@
-"""Provides the client's calls for operators: keys, service accounts and the audit log."""
+"""Provides the client's calls for operators: keys, service accounts, the audit log and projects."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
-import httpx2
-
 from service.jobs.accounts import Project, ProjectDetails, Role, Scope
-from service.jobs.monitoring.alerts import ShownAlert
-from service.jobs.records import ApiKey, Host, ServiceAccount
+from service.jobs.records import ApiKey, ServiceAccount
 from service.jobs.records.audit import AuditAction, AuditPage
-from trivet.connection import Connection
+from trivet.connection import Connection, lines_of
 
 
 class KeysResource:
@@ -124,16 +121,6 @@ def _audit_params(wanted: _AuditWanted) -> dict[str, Any]:
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in wanted.items()}
 
 
-def lines_of(response: httpx2.Response) -> Iterator[str]:
-    """Yield the lines of a text; only a line feed ends a line."""
-    held = ""
-    for chunk in response.iter_text():
-        *complete, held = (held + chunk).split("\n")
-        yield from complete
-    if held:
-        yield held
-
-
 @dataclass(frozen=True)
 class ProjectsResource:
     """Projects. Only an operator's key makes, changes and deletes one; a maintainer's key may change its members."""
@@ -172,27 +159,3 @@ class ProjectsResource:
 
 def _project(name: str) -> str:
     return f"/v1/projects/{quote(name, safe='')}"
-
-
-class HostCalls:
-    """Calls of a :class:`trivet.Client` over its connection."""
-
-    _connection: Connection
-
-    def hosts(self) -> list[Host]:
-        return [Host.model_validate(item) for item in self._connection.json("GET", "/v1/hosts")["items"]]
-
-    def drain(self, host: str) -> Host:
-        return self._host(host, "drain")
-
-    def resume(self, host: str) -> Host:
-        return self._host(host, "resume")
-
-    def _host(self, host: str, change: str) -> Host:
-        path = f"/v1/hosts/{quote(host, safe='')}/{change}"
-        return Host.model_validate(self._connection.json("POST", path, bears_repetition=True))
-
-    def alerts(self, *, everything: bool = False) -> list[ShownAlert]:
-        """Return the service's alerts, firing ones first; with ``everything``, all alerts. Needs an admin key."""
-        answer = self._connection.json("GET", "/v1/alerts", params={"all": everything})
-        return [ShownAlert.model_validate(item) for item in answer["items"]]

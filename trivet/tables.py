@@ -12,10 +12,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from service.jobs.records import ListedJob
-
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from service.jobs.records import ListedJob
 
 Row = dict[str, Any]
 _FACTS = ("id", "kind", "name", "state", "owner", "project", "created_at", "started_at", "ended_at")

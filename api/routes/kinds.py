@@ -7,9 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from api.callers import Reader
-from service.jobs.kinds.listing import Kinds, all_kinds
+from service.jobs.kinds.listing import all_kinds
 from service.jobs.kinds.registry import KINDS
 from service.jobs.records import NotFound
+from service.jobs.records.kinds import Kinds
 
 router = APIRouter(tags=["kinds"])
 

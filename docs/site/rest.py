@@ -28,13 +28,13 @@ $ curl --silent --header "Authorization: Bearer $TRIVET_KEY" $TRIVET_URL/v1/jobs
 def page() -> str:
     """Return the page about all calls, in Markdown."""
     sections: dict[str, list[str]] = defaultdict(list)
-    for path, operations in _document()["paths"].items():
+    for path, operations in document()["paths"].items():
         for method, operation in operations.items():
             sections[operation["tags"][0]].append(_call(path, method, operation))
     return _HEAD + "".join(f"\n## {tag.capitalize()}\n{''.join(calls)}" for tag, calls in sections.items())
 
 
-def _document() -> dict[str, Any]:
+def document() -> dict[str, Any]:
     """Return the document of a service that is never started."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(data=Path(folder), redis_url=SecretStr("redis://localhost:1"))

@@ -34,6 +34,12 @@ class _Field:
     example: str
 
 
+def paths(kind: str) -> set[str]:
+    """Return the paths of all fields of a kind."""
+    root = REGISTERED.declaration(kind).config.model_json_schema()
+    return {each.path for each in _fields(root, root, "", "", 0)}
+
+
 def page(kind: str) -> str:
     """Return the page about a kind, in Markdown."""
     root = REGISTERED.declaration(kind).config.model_json_schema()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
-from safetensors import SafetensorError, safe_open
 
 from service.jobs.spec.common import Strict
 from service.jobs.spec.compile import Phase
@@ -78,6 +77,8 @@ def read_exported(path: Path) -> Exported:
 
     Raises :class:`ExportedError`.
     """
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - who only reads specs does without it
+
     try:
         with safe_open(path, framework="np") as opened:
             text, held = (opened.metadata() or {}).get(METADATA), frozenset(opened.keys())

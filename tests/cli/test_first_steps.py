@@ -40,4 +40,4 @@ def test_the_demo_says_when_to_look_and_what_comes_next(monkeypatch: pytest.Monk
     monkeypatch.setattr(demo, "_print_results", lambda *_: None)
     assert demo.run(Terminal(file=said, width=200)) == 0
     after = said.getvalue().partition("the jobs run")[2]
-    assert after.index("make up") < after.index("trivet submit examples/train.yaml")
+    assert after.index("`trivet up`") < after.index("trivet init train") < after.index("trivet submit train.yaml")

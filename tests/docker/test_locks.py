@@ -27,9 +27,9 @@ def locked(name: str) -> dict[str, str]:
 
 def runtime() -> list[Requirement]:
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return [
-        Requirement(each) for each in (*described["project"]["dependencies"], *described["build-system"]["requires"])
-    ]
+    project = described["project"]
+    lists = project["dependencies"], project["optional-dependencies"]["service"], described["build-system"]["requires"]
+    return [Requirement(each) for listed in lists for each in listed]
 
 
 def closure(requirements: list[Requirement]) -> set[str]:

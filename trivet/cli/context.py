@@ -96,6 +96,8 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
             _show_refusal(error)
         except ValidationError as error:
             err.block(_fields(error), style="red")
+        except ModuleNotFoundError as error:
+            _name_missing_package(error)
         except BrokenPipeError:
             sys.stderr.close()
             raise typer.Exit(ExitCode.DONE) from None
@@ -108,6 +110,16 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
         raise typer.Exit(ExitCode.REFUSED)
 
     return wrapped
+
+
+def _name_missing_package(error: ModuleNotFoundError) -> None:
+    """Say what to install for a command that needs more than a client; raise the error again if it is another one."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "api", "service", "trivet", "workers"):
+        raise error
+    err.block(
+        f"this command needs {package}, which a client alone does without: pip install 'trivet[service]'", style="red"
+    )
 
 
 def refuse(message: str) -> NoReturn:

@@ -13,27 +13,25 @@ from typer.core import TyperGroup
 
 from trivet.cli.context import out
 
-PARTS = (
-    "serve",
-    "submit",
-    "jobs",
-    "queue",
-    "results",
-    "schedule",
-    "fleet",
-    "broker",
-    "projects",
-    "kinds",
-    "accounts",
-    "audit",
-    "machine",
-    "uploads",
-    "vnncomp",
-    "webhooks",
-)
-"""The modules beside this one that have commands, in the order of the help."""
-NAMED = frozenset(PARTS) - {"serve", "results", "fleet", "machine"}
-"""The modules that have a command of their own name; it needs no other module."""
+PARTS = {
+    "serve": ("up", "demo", "api", "worker"),
+    "submit": ("submit", "validate", "watch", "upload"),
+    "jobs": ("jobs", "show", "compare", "cancel", "retry", "delete"),
+    "queue": ("queue", "shares"),
+    "results": ("logs", "metrics", "bounds", "report", "artifacts"),
+    "schedule": ("schedule",),
+    "fleet": ("alerts", "settings", "hosts", "keys"),
+    "broker": ("broker",),
+    "projects": ("share", "projects"),
+    "kinds": ("kinds",),
+    "accounts": ("accounts",),
+    "audit": ("audit",),
+    "machine": ("backup", "restore", "doctor", "init"),
+    "uploads": ("uploads",),
+    "vnncomp": ("vnncomp",),
+    "webhooks": ("webhooks",),
+}
+"""The modules beside this one that have commands, in the order of the help, and the commands of each."""
 
 OTHER_NAMES = {
     "describe": "show",
@@ -61,8 +59,8 @@ class _Commands(TyperGroup):
 
 
 def program(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the application with all commands, or with those of the one module that the first word names: to import
-    the others takes a quarter of the time of a small job.
+    """Return the application with all commands, or with those of the one module that has the command of the first word:
+    to load the others would take as long as a command does.
     """
     app = typer.Typer(
         name="trivet",
@@ -73,7 +71,7 @@ def program(words: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
-    for part in words[:1] if words and words[0] in NAMED else PARTS:
+    for part in [part for part, commands in PARTS.items() if words and words[0] in commands] or PARTS:
         importlib.import_module(f"trivet.cli.{part}").register(app)
     return app
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -43,6 +44,7 @@ def api(
     """Run only the API, for real deployments."""
     given = {"--host": host, "--port": port, "--tls-cert": tls_cert, "--tls-key": tls_key}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    _require("fastapi")
     _become("api", [*options, *(["--behind-proxy"] if behind_proxy else [])])
 
 
@@ -56,7 +58,14 @@ def worker(
     ] = None,
 ) -> None:
     """Run only this host's worker, for real deployments."""
+    _require("celery")
     _become("workers", [], {} if join is None else _join_fleet(join))
+
+
+def _require(package: str) -> None:
+    """Refuse a part of the service where only the client is installed. Raises :class:`ModuleNotFoundError`."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(name=package)
 
 
 def _join_fleet(given: str) -> dict[str, str]:

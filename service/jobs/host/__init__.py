@@ -1,9 +1,14 @@
 """Knows the machine that a process is on: its processes, its supervisors, its load, and what is private to its user.
 
-``embedded_broker`` is imported by its own name: only what starts a broker needs a client of Redis.
+What looks at processes is loaded when it is first asked for: a client does without psutil. ``embedded_broker`` is
+imported by its own name: only what starts a broker needs a client of Redis.
 """
 
-from service.jobs.host.load import overcommitment
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from service.jobs.host.private import (
     NotPrivateError,
     PrivateSocket,
@@ -12,9 +17,13 @@ from service.jobs.host.private import (
     read_private,
     socket_address,
 )
-from service.jobs.host.processes import LockedError, Process, ProcessLock, end_processes, holders
+from service.jobs.host.process_lock import LockedError, ProcessLock
 from service.jobs.host.settings_file import ENV_PREFIX, config_file, in_file
-from service.jobs.host.supervisor_registry import SupervisorRegistry
+
+if TYPE_CHECKING:
+    from service.jobs.host.load import overcommitment
+    from service.jobs.host.processes import Process, end_processes, holders, take_over
+    from service.jobs.host.supervisor_registry import SupervisorRegistry
 
 __all__ = [
     "ENV_PREFIX",
@@ -33,4 +42,20 @@ __all__ = [
     "overcommitment",
     "read_private",
     "socket_address",
+    "take_over",
 ]
+
+_HOMES = {
+    "Process": "processes",
+    "SupervisorRegistry": "supervisor_registry",
+    "end_processes": "processes",
+    "holders": "processes",
+    "overcommitment": "load",
+    "take_over": "processes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 import redis
 
-from service.jobs.host.processes import LockedError, ProcessLock, end_processes, holders
+from service.jobs.host.process_lock import LockedError, ProcessLock
+from service.jobs.host.processes import end_processes, holders
 
 _MINIMUM_VERSION = (7, 2)
 Fsync = Literal["always", "everysec", "no"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from service.jobs.files import DataLayout
-from service.jobs.host.processes import LockedError, ProcessLock
+from service.jobs.host.process_lock import LockedError, ProcessLock
 
 
 class NotPrivateError(Exception):

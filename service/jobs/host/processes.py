@@ -1,16 +1,16 @@
-"""Identifies processes and the holders of a lock, so that a process that outlives its parent is found again."""
+"""Identifies and ends processes, also the holders of a lock: one that outlives its parent is found again."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import psutil
+
+from service.jobs.host.process_lock import LockedError, ProcessLock
 
 _PAUSE_S = 0.05
 
@@ -48,48 +48,6 @@ def end_tree(pid: int) -> None:
         root.kill()
 
 
-class LockedError(Exception):
-    """Another process holds the lock."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is locked by another process")
-
-
-class ProcessLock:
-    """An exclusive lock on a file, which is shared by the children that inherit its descriptor.
-
-    The kernel releases it when the last of them has ended, however it ended. So a child that is started with
-    ``pass_fds=(lock.fileno(),)`` keeps the lock when its parent is killed, and :func:`holders` finds it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Take the lock at once. Raises :class:`LockedError` when another process holds it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise LockedError(path) from None
-
-    @classmethod
-    def taken_over(cls, path: Path, within_s: float) -> Self:
-        """Take the lock after ending the processes that hold it, politely for ``within_s`` seconds."""
-        while True:
-            with contextlib.suppress(LockedError):
-                return cls(path)
-            end_processes(holders(path), within_s)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def close(self) -> None:
-        """Release the lock; children that inherited the descriptor still hold it. May be called again."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
 def holders(path: Path) -> list[psutil.Process]:
     """Return the processes of this user that have the file of a :class:`ProcessLock` open; none if the lock is free."""
     if not path.exists():
@@ -103,6 +61,14 @@ def holders(path: Path) -> list[psutil.Process]:
             if process.pid != os.getpid() and any(file.path == str(path.resolve()) for file in process.open_files()):
                 found.append(process)
     return found
+
+
+def take_over(path: Path, within_s: float) -> ProcessLock:
+    """Take a lock after ending the processes that hold it, politely for ``within_s`` seconds."""
+    while True:
+        with contextlib.suppress(LockedError):
+            return ProcessLock(path)
+        end_processes(holders(path), within_s)
 
 
 def born_with(variables: Mapping[str, str]) -> list[psutil.Process]:

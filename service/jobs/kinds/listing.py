@@ -5,57 +5,17 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins.catalogue import Catalogue
-from service.jobs.records import FrozenModel
+from service.jobs.records.kinds import BrokenChoice, Choice, KindEntry, Kinds
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.objective import OBJECTIVES
 from service.jobs.spec.optimizer import OPTIMIZERS
 from service.jobs.spec.program import PROGRAMS
 from service.jobs.spec.rate import SCHEDULES
-
-
-class KindEntry(FrozenModel):
-    """A kind of job, and the installed distribution that provides it; ``/kinds/{kind}/schema`` has its JSON Schema."""
-
-    kind: str
-    description: str
-    distribution: str
-    version: str
-
-
-class Choice(FrozenModel):
-    """Something that a spec can name, and the installed distribution that provides it."""
-
-    name: str
-    description: str
-    distribution: str
-    version: str
-    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of its configuration")
-
-
-class BrokenChoice(FrozenModel):
-    """An installed entry point that cannot be used, and why."""
-
-    group: str
-    name: str
-    distribution: str
-    version: str
-    reason: str
-
-
-class Kinds(FrozenModel):
-    items: tuple[KindEntry, ...]
-    families: tuple[Choice, ...]
-    sources: tuple[Choice, ...]
-    objectives: tuple[Choice, ...]
-    optimizers: tuple[Choice, ...] = ()
-    schedules: tuple[Choice, ...] = ()
-    programs: tuple[Choice, ...]
-    unavailable: tuple[BrokenChoice, ...]
 
 
 def all_kinds() -> Kinds:

@@ -1,7 +1,7 @@
 """Lets a package bring its own model families, data sources, objectives, optimizers, learning-rate schedules, programs
 and kinds of jobs.
 
-Its author imports from here only: these names stay.
+Its author imports these names from ``trivet.plugins``: they stay.
 
 A package declares its additions without importing torch, since the API reads the declaration too. Each is an entry
 point, whose name jobs use::

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from lanes import slow_but_for
 
-from service.jobs.host import LockedError, ProcessLock, end_processes, holders
+from service.jobs.host import LockedError, ProcessLock, end_processes, holders, take_over
 from trivet.child_process import Restarts, ServiceTimes
 
 
@@ -47,7 +47,7 @@ def test_a_lock_is_taken_over_from_whatever_holds_it(path: Path, state: str) -> 
     child.stdout.readline()
     if state == "stopped":
         psutil.Process(child.pid).suspend()
-    ProcessLock.taken_over(path, 2.0).close()
+    take_over(path, 2.0).close()
     assert not psutil.pid_exists(child.pid)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from service.jobs.plugins import (
+from trivet.plugins import (
     DataConfig,
     DataSource,
     Evaluation,

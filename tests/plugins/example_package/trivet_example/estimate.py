@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from service.jobs.plugins import CheckContext, CommonSpec, JobKind, Problem
+from trivet.plugins import CheckContext, CommonSpec, JobKind, Problem
 
 
 class EstimateSpec(CommonSpec):

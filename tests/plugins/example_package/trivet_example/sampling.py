@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from service.jobs.plugins import Completion, RunContext
 from service.parallel import distributed
+from trivet.plugins import Completion, RunContext
 from trivet_example.estimate import EstimateSpec
 
 
