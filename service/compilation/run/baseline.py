@@ -205,7 +205,7 @@ class UncompiledRuns:
             raise_host_fault(error)
             self._run_each_shape()
             return True
-        return seen.calls > 0
+        return bool(seen.calls)
 
     def _run_each_shape(self) -> None:
         built = build(self.program, self.phase)
