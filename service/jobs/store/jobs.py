@@ -270,8 +270,9 @@ class Jobs:
 
     def retry(self, job_id: str) -> Job:
         """Queue a failed or cancelled job again with all its retries. Raises :class:`Conflict` in any other
-        state, and if a job that it needs is gone, or failed without leaving what it needs; :class:`OverQuota` if a
-        quota of its project has no room for it.
+        state, if it would fail alike, and if a job that it needs is gone, or failed without leaving what it needs;
+        :class:`OverQuota` if a quota of its project has no room for it. Of a sweep, the jobs that would fail alike
+        stay as they are.
         """
         for needed in orjson.loads(self.client.call("HGET", JOB(job_id), "weights") or "[]"):
             state = self.client.call("HGET", JOB(needed), "state")
