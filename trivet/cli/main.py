@@ -17,6 +17,7 @@ PARTS = (
     "serve",
     "submit",
     "jobs",
+    "delete",
     "queue",
     "results",
     "schedule",

@@ -67,8 +67,8 @@ def retry(limits: str, job_id: str) -> Flat:
 
 
 @script("delete", "api", "host")
-def delete(job_id: str) -> list[str]:
-    """Forget a terminal job, or a sweep with all its jobs; return the ids forgotten."""
+def delete(job_id: str, only_asked: str) -> list[str]:
+    """Forget a terminal job, or a sweep with all its jobs, or only ask; return the ids."""
 
 
 @script("adopt", "api")
