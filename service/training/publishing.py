@@ -14,9 +14,9 @@ from service.jobs.files import atomic_draft, atomic_write
 from service.jobs.runtime import RunContext
 from service.jobs.spec.arithmetic import DtypeName
 from service.jobs.spec.data import FileTokens
-from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import TransformerConfig
 from service.models import FamilyConfig, huggingface
+from service.models.packaged.base import Packaged
 from service.models.plain import PLAIN, PlainModel
 from service.parallel import checkpoint
 from service.training.checkpoints import MODEL_PREFIX
@@ -37,9 +37,10 @@ def publish_model(training: Training, step: int) -> None:
 
 def _own_prefix(training: Training) -> str:
     """Return what begins the names of a module's tensors in the model that was made of it; nothing for our own."""
-    if isinstance(training.config, PackagedConfig):
-        return PACKAGED
-    return PLAIN if any(isinstance(stage, PlainModel) for stage in training.stages.values()) else ""
+    for model in training.stages.values():
+        if isinstance(model, PlainModel):
+            return PACKAGED if isinstance(model.blocks["0"], Packaged) else PLAIN
+    return ""
 
 
 def publish_weights(context: RunContext, step: int, about: Mapping[str, Any]) -> Path:
