@@ -43,11 +43,11 @@ class ExportTimes(RoundTimes):
     """An export that takes longer has failed."""
     live_hold_s: float = 120.0
     live_longest_s: float = 60.0
-    """The same two while the job goes on."""
+    """These two are for exports of jobs that go on."""
     follow_s: float = 10.0
     """Pause between two looks at a running job."""
     idle_s: float = 60.0
-    """The same while it is queued again."""
+    """A job that is queued again is looked at after this pause."""
 
 
 class JobExports(DeliveryRounds):

@@ -35,8 +35,9 @@ class TensorBoardExporter:
         with atomic_draft(folder) as draft:
             draft.mkdir()
             path = draft / f"events.out.tfevents.{told.now:.0f}.trivet"
-            path.write_bytes(_records([_event(told.now, 0, _text_field(3, "brain.Event:2")), _told(told, "spec")]))
-            return f"{path.name}:{path.stat().st_size}"
+            with path.open("xb") as file:
+                file.write(_records([_event(told.now, 0, _text_field(3, "brain.Event:2")), _told(told, "spec")]))
+                return f"{path.name}:{file.tell()}"
 
     def send(self, told: ExportedJob, server: ExportServer | None, mark: str, points: Mapping[str, Points]) -> str:
         return _append(told, mark, _scalars(points))
@@ -58,9 +59,13 @@ def _append(told: ExportedJob, mark: str, events: Iterable[bytes]) -> str:
     """Write events at the mark, over what a process may have left behind it that did not live to note it."""
     name, _, size = mark.rpartition(":")
     path = _folder(told) / name
-    if not path.is_file() or path.stat().st_size < int(size):
-        raise RunGoneError(f"{path} is gone, or shorter than it was")
-    with path.open("r+b") as file:
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError as error:
+        raise RunGoneError(f"{path} is gone") from error
+    with file:
+        if file.seek(0, os.SEEK_END) < int(size):
+            raise RunGoneError(f"{path} is shorter than it was")
         file.truncate(int(size))
         file.seek(0, os.SEEK_END)
         file.write(_records(events))

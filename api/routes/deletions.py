@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from api.callers import StoreDep, Submitter, audit, why_unchangeable
 from api.requests import FieldError, PageCursor, StrictRoute, invalid
@@ -24,17 +24,16 @@ router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 class KeptJob(BaseModel):
     """A job that matches and stays, and why."""
 
-    job: str
-    why: str
+    job: str = Field(description="its id")
+    why: str = Field(description="why it stays")
 
 
 class DeletedJobs(BaseModel):
     """The jobs that one call deleted, or would delete; those of a sweep go with it and are not named."""
 
-    jobs: list[str]
-    kept: list[KeptJob]
-    next_cursor: str | None
-    """Goes on with further jobs; ``None`` when all that match were looked at."""
+    jobs: list[str] = Field(description="the ids of those that were deleted, or would be")
+    kept: list[KeptJob] = Field(description="those that match and stay")
+    next_cursor: str | None = Field(description="leads to further jobs; null when all that match were looked at")
 
 
 @router.post("/jobs:delete")

@@ -207,7 +207,7 @@ def test_mlflow_follows_a_running_job_and_has_at_the_end_what_its_record_has(
     assert world.exported(job, "mlflow").endswith(next(iter(receiver.runs)))
     assert list(receiver.runs) != [run]
     assert losses(receiver) == [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.7)]
-    assert not any(field.startswith(b"export") and field != b"exports" for field in redis.hkeys(f"trivet:job:{job}"))
+    assert not redis.hexists(f"trivet:job:{job}", "export:mlflow")
 
 
 def test_what_was_sent_and_not_noted_is_not_there_twice(world: World, redis: redis_py.Redis) -> None:
