@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx2
 import pytest
@@ -27,6 +28,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from pydantic import SecretStr, ValidationError
 from waiting import eventually
 
+from api.exports.sender import ExportTimes, JobExports
 from api.exports.server import token_for
 from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import Artifact, AttemptRef
@@ -114,7 +116,8 @@ def service(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     allowed = {"webhook_allow": "127.0.0.0/8", "export_tokens": tokens}
     settings = Settings(data=data, redis_url=SecretStr(broker), **allowed)
     store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
-    with serving(settings, store) as server:
+    often = (ExportTimes(look_s=0.05),)
+    with patch.object(JobExports.__init__, "__defaults__", often), serving(settings, store) as server:
         yield server.url, settings, store
     store.close()
 

@@ -54,11 +54,11 @@ def test_a_chat_gets_a_text_that_addresses_nobody_and_a_person_one_mail(
     assert client.get("/v1/webhooks").json()["items"][0]["format"] == hook["format"] == "slack"
     mailbox.refusals.append(b"451 later\r\n")
     notify = {"webhook": "mailto:bob@lab.example", "format": "email"}
-    job = run_and_cancel(client, name="<!channel> mine\nBcc: x@evil.example", notify=notify)
+    job = run_and_cancel(client, name="<!channel> mine", notify=notify)
     eventually(lambda: receiver.taken)
     body = json.loads(receiver.taken[0][1])
     assert list(body) == ["text"]
-    assert body["text"].startswith("train job &lt;!channel&gt; mine Bcc: x@evil.example cancelled\njob: ")
+    assert body["text"].startswith("train job &lt;!channel&gt; mine cancelled\njob: ")
 
     def tried() -> object:
         found = client.get(f"/v1/jobs/{job}/notices").json()["items"]
@@ -69,9 +69,9 @@ def test_a_chat_gets_a_text_that_addresses_nobody_and_a_person_one_mail(
         redis.zadd(WEBHOOK_DUE(), {name: 1}, xx=True)
     eventually(lambda: mailbox.taken)
     ((recipient, mail),) = mailbox.taken
-    assert (recipient, mail["From"], mail["Bcc"]) == ("bob@lab.example", "trivet@example.org", None)
-    assert mail["Subject"] == "Trivet: train job <!channel> mine Bcc: x@evil.example cancelled"
-    assert f"job: {job}\n" in mail.get_content()
+    assert (recipient, mail["From"], mail["To"]) == ("bob@lab.example", "trivet@example.org", "bob@lab.example")
+    assert mail["Subject"] == "Trivet: train job <!channel> mine cancelled"
+    assert f"job: {job}" in mail.get_content().splitlines()
 
 
 @pytest.mark.parametrize(
