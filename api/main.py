@@ -27,6 +27,7 @@ from api.routes import (
     artifacts,
     audit,
     batches,
+    deletions,
     drafts,
     events,
     files,
@@ -147,6 +148,7 @@ def _v1(settings: Settings) -> APIRouter:
     for resource in (
         jobs.router,
         batches.router,
+        deletions.router,
         drafts.router,
         queue.router,
         events.router,

@@ -85,6 +85,7 @@ class AsyncClient:
     cancel = _twin(Client.cancel)
     retry = _twin(Client.retry)
     delete = _twin(Client.delete)
+    delete_matching = _twin(Client.delete_matching)
     metrics = _twin(Client.metrics)
     report = _twin(Client.report)
     notices = _twin(Client.notices)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from urllib.parse import quote
 
 import httpx2
@@ -19,7 +20,6 @@ from service.jobs.records import (
     Artifact,
     Job,
     JobCounts,
-    JobOrder,
     JobPage,
     ListedJob,
     ProjectShare,
@@ -30,6 +30,7 @@ from service.jobs.spec.common import TERMINAL, CommonSpec, JobState
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection, lines_of
 from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.file_calls import FileCalls
+from trivet.filters import Deletions, JobFilters, JobsWanted
 from trivet.follow import follow
 from trivet.live_modules import ModuleCalls
 from trivet.operator_calls import OperatorCalls
@@ -193,6 +194,29 @@ class Client(FileCalls, OperatorCalls, ModuleCalls):
 
     def delete(self, job_id: str) -> None:
         self._connection.json("DELETE", _job(job_id))
+
+    def delete_matching(
+        self,
+        *,
+        state: Sequence[JobState] | None = None,
+        ended_before: datetime | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[JobFilters],
+    ) -> Deletions:
+        """Delete every ended job that matches all filters, some at a time, or with ``dry_run`` only find out which; at
+        least one filter is needed. What an unfinished job needs, and what the key may not change, stays.
+        """
+        moment = None if ended_before is None else ended_before.isoformat()
+        wanted = {**filters, "state": state, "ended_before": moment, "dry_run": dry_run or None}
+        jobs: list[str] = []
+        kept: dict[str, str] = {}
+        while True:
+            page = self._connection.json("POST", "/v1/jobs:delete", params=wanted)
+            jobs += page["jobs"]
+            kept |= {each["job"]: each["why"] for each in page["kept"]}
+            if page["next_cursor"] is None:
+                return Deletions(tuple(jobs), kept)
+            wanted["cursor"] = page["next_cursor"]
 
     def share(self, job_id: str, project: str) -> Job:
         """Let the members of another project read a job and what it produces."""
@@ -360,24 +384,3 @@ def _job(job_id: str) -> str:
 
 def _joined(names: Sequence[str] | None) -> str | None:
     return None if names is None else ",".join(names)
-
-
-class JobFilters(TypedDict, total=False):
-    """Filters a list of jobs; ``label`` is ``key`` or ``key=value``, ``q`` part of an id, a name or a label, and
-    ``sweep`` the id of a sweep, or ``none`` to leave out the jobs of all sweeps.
-    """
-
-    kind: str | None
-    label: str | None
-    owner: str | None
-    project: str | None
-    sweep: str | None
-    q: str | None
-
-
-class JobsWanted(JobFilters, total=False):
-    """Chooses and orders a list of jobs."""
-
-    state: JobState | Sequence[JobState] | None
-    order: JobOrder | None
-    include: Literal["spec"] | None

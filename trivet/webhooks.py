@@ -17,7 +17,7 @@ from service.jobs.records.webhooks import (
     WebhookEvent,
     sign,
 )
-from service.jobs.spec.common import JobState
+from service.jobs.spec.common import JobState, WebhookFormat
 from trivet.connection import Connection
 
 TOLERANCE_S = 300.0
@@ -59,9 +59,10 @@ class WebhooksResource:
         states: Sequence[JobState] | None = None,
         kinds: Sequence[str] = (),
         project: str | None = None,
+        format: WebhookFormat = "standard",  # noqa: A002 - the field's name
     ) -> tuple[Webhook, str]:
         """Create a webhook; return it and its secret, which is shown only once."""
-        body = {"url": url, "kinds": list(kinds), "project": project}
+        body = {"url": url, "kinds": list(kinds), "project": project, "format": format}
         answer = self.connection.json("POST", "/v1/webhooks", json=body | ({"states": list(states)} if states else {}))
         return Webhook.model_validate(answer), answer["secret"]
 

@@ -3,7 +3,15 @@
 ``context`` gives handlers what lives as long as the application.
 """
 
-from api.callers.access import ChangeableJob, MaintainedProject, ReadableJob, ReadableProject, as_seen, visible_job
+from api.callers.access import (
+    ChangeableJob,
+    MaintainedProject,
+    ReadableJob,
+    ReadableProject,
+    as_seen,
+    visible_job,
+    why_unchangeable,
+)
 from api.callers.audit_queue import AuditQueue
 from api.callers.audit_trail import audit, audit_refusal, audit_submissions, remember_caller
 from api.callers.context import CheckerDep, Context, ContextDep, HubDep, SettingsDep, StoreDep, attach, context_of
@@ -58,4 +66,5 @@ __all__ = [
     "session_cookie",
     "target_project",
     "visible_job",
+    "why_unchangeable",
 ]

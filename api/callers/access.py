@@ -45,14 +45,21 @@ async def _readable(job_id: str, caller: Reader, store: StoreDep) -> Job:
 
 async def _changeable(job_id: str, caller: Submitter, store: StoreDep) -> Job:
     job = await in_loop(visible_job, caller, store, job_id)
-    if caller.is_operator:
-        return job
-    if caller.project != job.project:
-        raise ProblemError(403, f"job {job.id} is shared with project '{caller.project}' to be read only")
-    if job.owner != caller.name and caller.role != "maintainer":
-        detail = f"job {job.id} belongs to '{job.owner}' of project '{job.project}'"
-        raise ProblemError(403, f"{detail}; only its owner, a maintainer of the project or an admin may change it")
+    if (why := why_unchangeable(caller, job)) is not None:
+        raise ProblemError(403, why)
     return job
+
+
+def why_unchangeable(caller: ApiKey, job: ListedJob) -> str | None:
+    """Return why a caller that may read a job may not change it; ``None`` if it may."""
+    if caller.is_operator:
+        return None
+    if caller.project != job.project:
+        return f"job {job.id} is shared with project '{caller.project}' to be read only"
+    if job.owner != caller.name and caller.role != "maintainer":
+        belongs = f"job {job.id} belongs to '{job.owner}' of project '{job.project}'"
+        return f"{belongs}; only its owner, a maintainer of the project or an admin may change it"
+    return None
 
 
 ReadableJob = Annotated[Job, Depends(_readable)]

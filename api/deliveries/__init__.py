@@ -1,6 +1,13 @@
 """Sends webhooks, round by round, and only to addresses that a key holder may reach."""
 
-from api.deliveries.addresses import DEFAULT_PORTS, ForbiddenTarget, NamedAddresses, WebhookAddress, vetted
+from api.deliveries.addresses import (
+    DEFAULT_PORTS,
+    ForbiddenTarget,
+    NamedAddresses,
+    WebhookAddress,
+    check_recipient,
+    vetted,
+)
 from api.deliveries.rounds import DeliveryRounds, RoundTimes
 from api.deliveries.webhooks import WebhookSender
 
@@ -12,5 +19,6 @@ __all__ = [
     "RoundTimes",
     "WebhookAddress",
     "WebhookSender",
+    "check_recipient",
     "vetted",
 ]

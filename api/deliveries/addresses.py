@@ -94,6 +94,15 @@ async def vetted(url: str, allowed: Sequence[_Network]) -> WebhookAddress:
     raise ForbiddenTarget(f"{host} ({', '.join(addresses)}) {reason}")
 
 
+def check_recipient(settings: Settings, url: str) -> None:
+    """Raise ``ValueError`` that says what is accepted, for a ``mailto:`` that this service sends nothing to."""
+    if settings.smtp_url is None:
+        raise ValueError("an https:// URL: this service sends no e-mail (TRIVET_SMTP_URL is not set)")
+    address = url.removeprefix("mailto:").lower()
+    if not {address, f"@{address.rpartition('@')[2]}"} & set(settings.mail_recipients):
+        raise ValueError(f"one of {', '.join(settings.mail_recipients)}, whom TRIVET_SMTP_TO allows")
+
+
 _LOOKED_UP = 16
 """Most URLs of one request that are checked; the others are checked when something is sent."""
 _ANSWER_S = 2.0
@@ -104,6 +113,7 @@ class NamedAddresses:
     """Checks the URLs in specs by the operator's settings."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
         self._own = {"export.mlflow": settings.export_mlflow, "export.otlp": settings.export_otlp}
 
@@ -111,11 +121,21 @@ class NamedAddresses:
         """Return the problems with URLs in specs, which are given as JSON by path: forbidden addresses. A name
         that does not resolve in time is no problem yet.
         """
-        naming = {at: text for at, text in specs.items() if "://" in text}  # most specs name no address
-        found = [(path, url) for at, text in naming.items() for path, url in self._urls(at, json.loads(text))]
+        naming = {at: text for at, text in specs.items() if "://" in text or "mailto:" in text}  # most specs do not
+        named = [(path, url) for at, text in naming.items() for path, url in self._urls(at, json.loads(text))]
+        found = [(path, url) for path, url in named if not url.startswith("mailto:")]
         urls = list(dict.fromkeys(url for _, url in found))[:_LOOKED_UP]
         reasons = dict(zip(urls, await asyncio.gather(*map(self._reason, urls)), strict=True))
-        return [Problem(path, reason, url, _EXPECTED) for path, url in found if (reason := reasons.get(url))]
+        forbidden = [Problem(path, reason, url, _EXPECTED) for path, url in found if (reason := reasons.get(url))]
+        return [*forbidden, *(each for pair in set(named).difference(found) if (each := self._unsent(*pair)))]
+
+    def _unsent(self, path: str, url: str) -> Problem | None:
+        """Return the problem with an address to which this service sends no e-mail."""
+        try:
+            check_recipient(self._settings, url)
+        except ValueError as error:
+            return Problem(path, "this service sends no e-mail there", url, str(error))
+        return None
 
     def _urls(self, at: str, spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield the URLs of a spec that are not the operator's own, each with the path of its field."""

@@ -10,12 +10,16 @@ import logging
 import random
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from html import escape
 from urllib.parse import urlsplit
 
 import httpx2
+import orjson
 
 from api.deliveries.addresses import ForbiddenTarget, vetted
+from api.deliveries.mail import send_mail
 from api.deliveries.rounds import DeliveryRounds, RoundTimes
+from service.jobs.records.messages import message_of
 from service.jobs.records.webhooks import ID_HEADER, SIGNATURE_HEADER, TIME_HEADER, RetrySchedule, WebhookDelivery, sign
 from service.jobs.settings import Settings
 from service.jobs.store import Store
@@ -49,7 +53,7 @@ class WebhookSender(DeliveryRounds):
 
     def __init__(self, settings: Settings, store: Store, times: SenderTimes = SenderTimes()) -> None:
         super().__init__("webhooks", times)
-        self._store, self._times = store, times
+        self._settings, self._store, self._times = settings, store, times
         self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
         self._schedule = RetrySchedule(settings.webhook_retry_hours * 3600)
         self._disable_s = settings.webhook_disable_days * _DAY_S
@@ -83,9 +87,9 @@ class WebhookSender(DeliveryRounds):
             )
 
     async def _send(self, due: DueDelivery, now: datetime) -> _SendOutcome:
-        body = due.delivery.event.model_dump_json().encode()
-        timestamp = int(now.timestamp())
-        parts = urlsplit(due.url)
+        body, timestamp, parts = _body(due), int(now.timestamp()), urlsplit(due.url)
+        if due.format == "email":
+            return await asyncio.to_thread(self._mail, due, now)
         try:
             async with asyncio.timeout(self._times.answer_s):
                 target = await vetted(due.url, self._allowed)
@@ -111,6 +115,14 @@ class WebhookSender(DeliveryRounds):
         refusal = None if answer.is_success else f"the receiver answered {answer.status_code}; expected a 2xx"
         return _SendOutcome(answer.status_code, refusal)
 
+    def _mail(self, due: DueDelivery, now: datetime) -> _SendOutcome:
+        try:
+            send_mail(self._settings, due.url, due.delivery, now, self._times.answer_s)
+        except (OSError, ForbiddenTarget) as error:
+            told = f"{type(error).__name__}: {error}"[:500]
+            return _SendOutcome(None, told, is_forbidden=isinstance(error, ForbiddenTarget))
+        return _SendOutcome(None, None)
+
     def _after(
         self, delivery: WebhookDelivery, outcome: _SendOutcome, now: datetime
     ) -> tuple[WebhookDelivery, float | None]:
@@ -128,3 +140,11 @@ class WebhookSender(DeliveryRounds):
             ), None
         again = datetime.fromtimestamp(now.timestamp() + pause, UTC)
         return delivery.model_copy(update=noted | {"error": outcome.error, "next_at": again}), pause
+
+
+def _body(due: DueDelivery) -> bytes:
+    """Return the body of a request: the event, or for chats a text in which nothing is a link or a mention."""
+    if due.format != "slack":
+        return due.delivery.event.model_dump_json().encode()
+    message = message_of(due.delivery.event)
+    return orjson.dumps({"text": escape(f"{message.subject}\n{message.text}", quote=False)})

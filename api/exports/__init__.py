@@ -1,4 +1,4 @@
-"""Exports ended jobs to other services: one file per service, and one line here."""
+"""Exports jobs to other services, live and when they end: one file per service, and one line here."""
 
 from __future__ import annotations
 

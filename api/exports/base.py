@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO, Protocol
 
-from api.exports.server import ExportServer
+from api.exports.server import ExportFailed, ExportServer
 from api.reads import history
 from api.routes.metrics import Points, collect
 from service.jobs.files import DataLayout, Folder
@@ -21,7 +22,7 @@ _NOT_PARAMETERS = ("kind", "name", "labels", "export")
 
 @dataclass(frozen=True)
 class ExportedJob:
-    """An ended job with its metrics and files."""
+    """A job with its metrics and files, as far as it has come."""
 
     job: Job
     store: Store
@@ -44,17 +45,32 @@ class ExportedJob:
         """Return the texts of the result by dotted path, such as the modes that a gate allows."""
         return {path: value for path, value in _leaves(self.job.result or {}, "") if isinstance(value, str)}
 
-    def facts(self) -> dict[str, str]:
-        """Return further facts, by name."""
+    def identity(self) -> dict[str, str]:
+        """Return what stays the same as long as there is the job, by name."""
         job = self.job
         facts = {"job": job.id, "kind": job.kind, "name": job.name, "owner": job.owner, "project": job.project}
-        facts |= {"state": job.state, "attempt": str(job.attempt)}
+        return facts | {f"label.{name}": value for name, value in job.labels.items()}
+
+    def facts(self) -> dict[str, str]:
+        """Return what is known of the job by now, by name."""
+        job = self.job
+        facts = {**self.identity(), "state": job.state, "attempt": str(job.attempt)}
         for by in job.computed_by[-1:]:
             facts |= _computer(by)
         if job.error is not None:
             facts["error"] = f"{job.error.type}: {job.error.message}"
-        return facts | {f"label.{name}": value for name, value in job.labels.items()}
+        return facts
 
+    @property
+    def now(self) -> float:
+        """Return when the job ended, or else began, in Unix seconds."""
+        return (self.job.ended_at or self.job.started_at or self.job.created_at).timestamp()
+
+    @property
+    def last_step(self) -> int:
+        return max((step for points in self.metrics.values() for step in points), default=0)
+
+    @cached_property
     def metrics(self) -> dict[str, Points]:
         """Return every metric: name → step → (Unix seconds, value)."""
         events = history.events(self.store, self.data, self.job.id, frozenset({"metric"}))
@@ -84,16 +100,26 @@ def _computer(by: ComputedBy) -> dict[str, str]:
     return {f"computed_by.{name}": value for name, value in (by.versions | told).items()}
 
 
-class Exporter(Protocol):
-    """Exports a job to one kind of service. Exporting again replaces the earlier export. Runs in a thread.
+class RunGoneError(ExportFailed):
+    """What an earlier :meth:`Exporter.begin` made is no longer there."""
 
-    Raises :class:`ExportFailed`, ``OSError`` or an HTTP error if a later attempt may succeed.
+
+class Exporter(Protocol):
+    """Exports a job to one kind of service: begins, sends points while the job goes on, and ends. Runs in a thread.
+
+    ``server`` is that of the target's URL, ``None`` without one. ``mark`` is a text that says where points go on, such
+    as the id of a run. Sending the same points again with the same mark must change nothing. Methods raise
+    :class:`ExportFailed`, ``OSError`` or an HTTP error if a later attempt may succeed.
     """
 
-    def export(self, told: ExportedJob, server: ExportServer | None) -> str:
-        """Export the job and return where it can be seen; ``server`` is that of the target's URL, ``None`` without
-        one.
-        """
+    def begin(self, told: ExportedJob, server: ExportServer | None) -> str:
+        """Begin the job's export in place of earlier ones, with what is known before any point; return the mark."""
+
+    def send(self, told: ExportedJob, server: ExportServer | None, mark: str, points: Mapping[str, Points]) -> str:
+        """Add points by metric and step; return the next mark."""
+
+    def end(self, told: ExportedJob, server: ExportServer | None, mark: str) -> str:
+        """Add what only an ended job has; return where the job can be seen."""
 
 
 def _files(artifact: Artifact, opened: BinaryIO | Folder, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:

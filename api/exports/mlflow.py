@@ -13,8 +13,9 @@ from itertools import islice
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from api.exports.base import ExportedJob, json_number
+from api.exports.base import ExportedJob, RunGoneError, json_number
 from api.exports.server import Answer, ExportFailed, ExportServer
+from api.routes.metrics import Points
 from service.jobs.records import Job
 
 _API = "/api/2.0/mlflow"
@@ -31,17 +32,30 @@ _PROXIED = "mlflow-artifacts:"
 class MlflowExporter:
     """Makes one run for each job, in the experiment ``trivet/PROJECT``: spec fields are parameters, results metrics."""
 
-    def export(self, told: ExportedJob, server: ExportServer | None) -> str:
-        if server is None:
-            raise ExportFailed("no server is named")
-        tracking = _Tracking(server)
+    def begin(self, told: ExportedJob, server: ExportServer | None) -> str:
+        tracking = _Tracking(_named(server))
         experiment = tracking.experiment(f"trivet/{told.job.project}")
         tracking.delete_runs_of(told.job.id, experiment)
-        run = tracking.create_run(told, experiment)
-        tracking.log(run["info"]["run_id"], told)
-        tracking.upload(run["info"]["artifact_uri"], told)
-        tracking.end(run["info"]["run_id"], told.job)
-        return f"{server.url.rstrip('/')}/#/experiments/{experiment}/runs/{run['info']['run_id']}"
+        run = tracking.create_run(told, experiment)["info"]
+        tracking.log_parameters(run["run_id"], told)
+        return json.dumps({"run": run["run_id"], "experiment": experiment, "place": run["artifact_uri"]})
+
+    def send(self, told: ExportedJob, server: ExportServer | None, mark: str, points: Mapping[str, Points]) -> str:
+        _Tracking(_named(server)).log_metrics(json.loads(mark)["run"], _metrics(points))
+        return mark
+
+    def end(self, told: ExportedJob, server: ExportServer | None, mark: str) -> str:
+        known, tracking = json.loads(mark), _Tracking(server := _named(server))
+        tracking.log_outcome(known["run"], told)
+        tracking.upload(known["place"], told)
+        tracking.end(known["run"], told.job)
+        return f"{server.url.rstrip('/')}/#/experiments/{known['experiment']}/runs/{known['run']}"
+
+
+def _named(server: ExportServer | None) -> ExportServer:
+    if server is None:
+        raise ExportFailed("no server is named")
+    return server
 
 
 class _Tracking:
@@ -62,24 +76,38 @@ class _Tracking:
             self._post("runs/delete", {"run_id": run["info"]["run_id"]})
 
     def create_run(self, told: ExportedJob, experiment: str) -> dict[str, Any]:
-        facts = {f"trivet.{name}": value for name, value in told.facts().items()}
-        facts |= {f"trivet.result.{name}": value for name, value in told.findings().items()}
         begun = told.job.started_at or told.job.created_at
         asked = {
             "experiment_id": experiment,
             "run_name": told.job.name,
             "start_time": _milliseconds(begun),
-            "tags": _pairs(facts),
+            "tags": _tags(told),
         }
         created: dict[str, Any] = self._post("runs/create", asked, "run")
         return created
 
-    def log(self, run_id: str, told: ExportedJob) -> None:
-        """Log parameters, then every metric, then the results at the last step."""
+    def log_parameters(self, run_id: str, told: ExportedJob) -> None:
         for params in _parts(iter(_pairs(told.parameters())), _MOST_OTHERS):
-            self._post("runs/log-batch", {"run_id": run_id, "params": params})
-        for metrics in _parts(_metrics(told), _MOST_METRICS):
-            self._post("runs/log-batch", {"run_id": run_id, "metrics": metrics})
+            self._log(run_id, params=params)
+
+    def log_metrics(self, run_id: str, metrics: Iterator[dict[str, Any]]) -> None:
+        """Log metrics; the server keeps one of two that are alike in name, step, time and value."""
+        for part in _parts(metrics, _MOST_METRICS):
+            self._log(run_id, metrics=part)
+
+    def log_outcome(self, run_id: str, told: ExportedJob) -> None:
+        """Log the results at the last step, and tags as they are at the end."""
+        at = round(told.now * 1000)
+        results = ((f"result.{name}", value) for name, value in told.results().items())
+        self.log_metrics(run_id, (_metric(name, value, at, told.last_step) for name, value in results))
+        for tags in _parts(iter(_tags(told)), _MOST_OTHERS):
+            self._log(run_id, tags=tags)
+
+    def _log(self, run_id: str, **what: Sequence[dict[str, Any]]) -> None:
+        answer = self.server.send("POST", f"{_API}/runs/log-batch", json={"run_id": run_id, **what})
+        if answer.status == 404:
+            raise RunGoneError(f"the server answered {answer.shown}")
+        _check(answer)
 
     def upload(self, place: str, told: ExportedJob) -> None:
         """Upload artifacts if the server stores them itself; other stores need their own credentials."""
@@ -107,14 +135,15 @@ class _Tracking:
         return _read(answer, wanted, default)
 
 
-def _metrics(told: ExportedJob) -> Iterator[dict[str, Any]]:
-    last, at = 0, _milliseconds(told.job.ended_at or told.job.created_at)
-    for name, points in told.metrics().items():
-        for step, (when, value) in points.items():
-            last = max(last, step)
+def _tags(told: ExportedJob) -> list[dict[str, str]]:
+    facts = {f"trivet.{name}": value for name, value in told.facts().items()}
+    return _pairs(facts | {f"trivet.result.{name}": value for name, value in told.findings().items()})
+
+
+def _metrics(points: Mapping[str, Points]) -> Iterator[dict[str, Any]]:
+    for name, each in points.items():
+        for step, (when, value) in sorted(each.items()):
             yield _metric(name, value, round(when * 1000), step)
-    for name, value in told.results().items():
-        yield _metric(f"result.{name}", value, at, last)
 
 
 def _metric(name: str, value: float | None, at: int, step: int) -> dict[str, Any]:

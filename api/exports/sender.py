@@ -1,5 +1,5 @@
-"""Exports ended jobs from an API process. Every process may do it: the broker gives each export to one of them at a
-time.
+"""Exports jobs from an API process, while they run and when they end. Every process may do it: the broker gives each
+export to one of them at a time.
 """
 
 from __future__ import annotations
@@ -9,22 +9,26 @@ import ipaddress
 import logging
 import random
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import httpx2
 
 from api.deliveries import DeliveryRounds, ForbiddenTarget, RoundTimes
 from api.exports import EXPORTERS
 from api.exports.base import ExportedJob
-from api.exports.server import EVERYWHERE, ExportFailed, Limit, connect
+from api.exports.following import Sent, finish, follow
+from api.exports.server import EVERYWHERE, ExportFailed, ExportServer, Limit, connect
 from service.jobs.records import Job, NotFound
 from service.jobs.records.webhooks import RetrySchedule
 from service.jobs.settings import Settings
-from service.jobs.spec.common import TERMINAL
+from service.jobs.spec.common import ACTIVE, TERMINAL
 from service.jobs.store import Store
 from service.jobs.store.exports import DueExport
 
-_AT_ONCE = 4
+_AT_ONCE = 8
 _SHOWN = 300
 log = logging.getLogger(__name__)
 
@@ -37,10 +41,17 @@ class ExportTimes(RoundTimes):
     """An export that has not reported by then is made again, since its process may have ended."""
     longest_s: float = 1500.0
     """An export that takes longer has failed."""
+    live_hold_s: float = 120.0
+    live_longest_s: float = 60.0
+    """These two are for exports of jobs that go on."""
+    follow_s: float = 10.0
+    """Pause between two looks at a running job."""
+    idle_s: float = 60.0
+    """A job that is queued again is looked at after this pause."""
 
 
 class JobExports(DeliveryRounds):
-    """Makes exports in rounds, in threads."""
+    """Makes exports in rounds, in threads of its own."""
 
     def __init__(self, settings: Settings, store: Store, times: ExportTimes = ExportTimes()) -> None:
         super().__init__("exports", times)
@@ -48,45 +59,72 @@ class JobExports(DeliveryRounds):
         self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
         self._schedule = RetrySchedule(settings.export_retry_hours * 3600)
         self._under_way: set[Limit] = set()
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="export")
+        self._tasks: set[asyncio.Future[None]] = set()
 
     async def stop(self) -> None:
         for limit in tuple(self._under_way):
             limit.is_stopping.set()
         await super().stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _round(self) -> bool:
-        if not await asyncio.to_thread(self._store.exports.exist):
+        """Take as many as there are free threads; a target that does not answer holds up no other export."""
+        free = _AT_ONCE - len(self._tasks)
+        if not free or not await asyncio.to_thread(self._store.exports.exist):
             return False
-        due = await asyncio.to_thread(self._store.exports.due, _AT_ONCE, self._times.hold_s)
-        await asyncio.gather(*(asyncio.to_thread(self._export, each) for each in due))
-        return len(due) > 0
+        hold, live_hold = self._times.hold_s, self._times.live_hold_s
+        due = await asyncio.to_thread(self._store.exports.due, free, hold, live_hold)
+        for each in due:
+            task = asyncio.get_running_loop().run_in_executor(self._threads, self._export, each)
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+        return len(due) == free
+
+    def _ended(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # it is due again after its hold
+            log.warning("an export was not noted: %s: %s", type(error).__name__, error)
 
     def _export(self, due: DueExport) -> None:
         try:
             job = self._store.jobs.get(due.job_id)
         except NotFound:
             return self._store.exports.over(due, None)
-        if job.state not in TERMINAL or due.target not in EXPORTERS:
-            return self._store.exports.over(due, None)  # it was retried; its end will be recorded again
-        limit = Limit(self._times.longest_s)
+        if due.target not in EXPORTERS:
+            return self._store.exports.over(due, None)
+        is_live = due.is_live or job.state not in TERMINAL  # it was retried meanwhile
+        limit = Limit(self._times.live_longest_s if is_live else self._times.longest_s)
         self._under_way.add(limit)
         try:
-            where = self._tell(job, due.target, limit)
+            with self._server(job, due.target, limit) as server:
+                return self._tell(replace(due, is_live=is_live), job, server)
         except (ExportFailed, ForbiddenTarget, OSError, ValueError, httpx2.HTTPError) as error:
             return self._failed(due, f"{type(error).__name__}: {error}"[:_SHOWN])
         finally:
             self._under_way.discard(limit)
-        return self._store.exports.over(due, f"exported to {due.target}: {where}")
 
-    def _tell(self, job: Job, target: str, limit: Limit) -> str:
+    def _tell(self, due: DueExport, job: Job, server: ExportServer | None) -> None:
+        exporter, told = EXPORTERS[due.target], ExportedJob(job, self._store, self._settings.layout)
+        sent = None if due.sent is None else Sent.parse(due.sent)
+        if due.is_live:
+            pause = self._times.follow_s if job.state in ACTIVE else self._times.idle_s
+            self._store.exports.follow(due, follow(exporter, told, server, sent).plain(), pause)
+        else:
+            where = finish(exporter, told, server, sent)
+            self._store.exports.over(due, f"exported to {due.target}: {where}")
+
+    @contextmanager
+    def _server(self, job: Job, target: str, limit: Limit) -> Iterator[ExportServer | None]:
+        """Yield the server of the target's URL, ``None`` if it has none."""
         url = job.spec.get("export", {}).get(target)
-        told = ExportedJob(job, self._store, self._settings.layout)
         if not isinstance(url, str):
-            return EXPORTERS[target].export(told, None)
+            yield None
+            return
         own = getattr(self._settings.store_limits.exports, target)
         allowed = EVERYWHERE if url == own else self._allowed
         with connect(url, allowed, self._settings.bearer_tokens, limit) as server:
-            return EXPORTERS[target].export(told, server)
+            yield server
 
     def _failed(self, due: DueExport, why: str) -> None:
         """Note a failure, which leaves the job as it is."""

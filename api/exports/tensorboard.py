@@ -8,14 +8,16 @@ The format: records of TFRecord (https://www.tensorflow.org/tutorials/load_data/
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
-from api.exports.base import ExportedJob
+from api.exports.base import ExportedJob, RunGoneError
 from api.exports.server import ExportServer
+from api.routes.metrics import Points
 from service.jobs.files import atomic_draft
 
 _POLYNOMIAL = 0x82F63B78
@@ -27,50 +29,75 @@ _STRING = 7
 class TensorBoardExporter:
     """Writes a folder for each job: metrics and results as scalars, spec and facts as text."""
 
-    def export(self, told: ExportedJob, server: ExportServer | None) -> str:
-        folder = told.data.tensorboard / told.job.id
+    def begin(self, told: ExportedJob, server: ExportServer | None) -> str:
+        folder = _folder(told)
         folder.parent.mkdir(exist_ok=True)
         with atomic_draft(folder) as draft:
             draft.mkdir()
-            _write_events(draft / f"events.out.tfevents.{_end_time(told):.0f}.trivet", told)
-        return str(folder)
+            path = draft / f"events.out.tfevents.{told.now:.0f}.trivet"
+            with path.open("xb") as file:
+                file.write(_records([_event(told.now, 0, _text_field(3, "brain.Event:2")), _told(told, "spec")]))
+                return f"{path.name}:{file.tell()}"
+
+    def send(self, told: ExportedJob, server: ExportServer | None, mark: str, points: Mapping[str, Points]) -> str:
+        return _append(told, mark, _scalars(points))
+
+    def end(self, told: ExportedJob, server: ExportServer | None, mark: str) -> str:
+        events = [_told(told, "facts")]
+        if results := told.results():
+            values = b"".join(_scalar(f"result/{name}", value) for name, value in results.items())
+            events.append(_event(told.now, told.last_step, _field(5, values)))
+        _append(told, mark, events)
+        return str(_folder(told))
 
 
-def _write_events(path: Path, told: ExportedJob) -> None:
-    """Write one event file with everything about a job."""
-    with path.open("wb") as file:
-        for event in chain([_event(_end_time(told), 0, _text_field(3, "brain.Event:2"))], _texts(told), _scalars(told)):
-            file.write(_record(event))
+def _folder(told: ExportedJob) -> Path:
+    return told.data.tensorboard / told.job.id
 
 
-def _scalars(told: ExportedJob) -> Iterator[bytes]:
-    """Yield an event for each step with all of its metrics, then one for the results."""
+def _append(told: ExportedJob, mark: str, events: Iterable[bytes]) -> str:
+    """Write events at the mark, over what a process may have left behind it that did not live to note it."""
+    name, _, size = mark.rpartition(":")
+    path = _folder(told) / name
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError as error:
+        raise RunGoneError(f"{path} is gone") from error
+    with file:
+        if file.seek(0, os.SEEK_END) < int(size):
+            raise RunGoneError(f"{path} is shorter than it was")
+        file.truncate(int(size))
+        file.seek(0, os.SEEK_END)
+        file.write(_records(events))
+        return f"{name}:{file.tell()}"
+
+
+def _records(events: Iterable[bytes]) -> bytes:
+    return b"".join(map(_record, events))
+
+
+def _scalars(points: Mapping[str, Points]) -> Iterator[bytes]:
+    """Yield an event for each step with all of its metrics."""
     steps: dict[int, list[bytes]] = defaultdict(list)
     times: dict[int, float] = {}
-    for name, points in told.metrics().items():
-        for step, (when, value) in points.items():
+    for name, each in points.items():
+        for step, (when, value) in each.items():
             steps[step].append(_scalar(name, float("nan") if value is None else value))
             times[step] = max(when, times.get(step, when))
     for step in sorted(steps):
         yield _event(times[step], step, _field(5, b"".join(steps[step])))
-    if results := told.results():
-        values = b"".join(_scalar(f"result/{name}", value) for name, value in results.items())
-        yield _event(_end_time(told), max(steps, default=0), _field(5, values))
 
 
-def _texts(told: ExportedJob) -> Iterator[bytes]:
-    facts = told.facts() | {f"result.{name}": value for name, value in told.findings().items()}
-    for name, what in (("spec", told.job.spec), ("facts", facts)):
-        yield _event(_end_time(told), 0, _field(5, _text(name, _indented(what))))
+def _told(told: ExportedJob, name: Literal["spec", "facts"]) -> bytes:
+    """Return an event with a text: the spec, which is there from the first, or what an ended job came to."""
+    results = {f"result.{each}": value for each, value in told.findings().items()}
+    what = told.job.spec if name == "spec" else told.facts() | results
+    return _event(told.now, 0, _field(5, _text(name, _indented(what))))
 
 
 def _indented(value: object) -> str:
     """Return JSON as a code block in Markdown, in which TensorBoard shows text."""
     return "\n".join(f"    {line}" for line in json.dumps(value, indent=2, ensure_ascii=False).splitlines())
-
-
-def _end_time(told: ExportedJob) -> float:
-    return (told.job.ended_at or told.job.created_at).timestamp()
 
 
 def _event(time: float, step: int, what: bytes) -> bytes:

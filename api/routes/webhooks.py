@@ -7,13 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Security, status
 from pydantic import BaseModel, Field
 
-from api.callers import Caller, ReadableJob, StoreDep, Submitter, audit, authenticated, target_project
+from api.callers import Caller, ReadableJob, SettingsDep, StoreDep, Submitter, audit, authenticated, target_project
+from api.deliveries import check_recipient
 from api.requests import StrictRoute, TargetProject
 from service.jobs.accounts import ProjectName
 from service.jobs.kinds.registry import KINDS
 from service.jobs.records import NotFound, Problem, Rejected
 from service.jobs.records.webhooks import Webhook, WebhookDelivery, WebhookEvent
-from service.jobs.spec.common import TERMINAL, JobState, check_url
+from service.jobs.settings import Settings
+from service.jobs.spec.common import TERMINAL, JobState, WebhookFormat, check_receiver
 from service.jobs.store import Store
 
 router = APIRouter(tags=["webhooks"], route_class=StrictRoute)
@@ -23,7 +25,10 @@ Maintainer = Annotated[Caller, Security(authenticated, scopes=["admin"])]
 class NewWebhook(BaseModel, extra="forbid"):
     """A new webhook: its URL, and what it reports."""
 
-    url: str = Field(max_length=2000, description="https:// URL that takes a POST")
+    url: str = Field(max_length=2000, description="https:// URL that takes a POST, or mailto:ADDRESS")
+    format: WebhookFormat = Field(
+        "standard", description="`standard` is signed, `slack` has a text for chats, `email` is for mailto:ADDRESS"
+    )
     states: list[JobState] = Field(
         sorted(TERMINAL),
         min_length=1,
@@ -58,14 +63,16 @@ class WebhookSecret(BaseModel):
 
 
 @router.post("/webhooks", status_code=status.HTTP_201_CREATED)
-def create_webhook(body: NewWebhook, request: Request, key: Maintainer, store: StoreDep) -> CreatedWebhook:
+def create_webhook(
+    body: NewWebhook, request: Request, key: Maintainer, store: StoreDep, settings: SettingsDep
+) -> CreatedWebhook:
     """Create a webhook. The secret is in this answer and nowhere else."""
-    if problems := _problems(body, key):
+    if problems := _problems(body, key, settings):
         raise Rejected(problems)
     project = body.project or key.project
     states: list[JobState] = list(dict.fromkeys(body.states))
     created, secret = store.webhooks.create(
-        body.url, states, list(dict.fromkeys(body.kinds)), project=project, by=key.name
+        body.url, states, list(dict.fromkeys(body.kinds)), project=project, by=key.name, form=body.format
     )
     audit(request, "webhook.create", subject=created.id, project=project or "")
     return CreatedWebhook(**created.model_dump(), secret=secret)
@@ -131,10 +138,12 @@ def job_webhook(body: WebhookEvent) -> None:
     """
 
 
-def _problems(body: NewWebhook, key: Caller) -> list[Problem]:
+def _problems(body: NewWebhook, key: Caller, settings: Settings) -> list[Problem]:
     problems = []
     try:
-        check_url(body.url)
+        check_receiver(body.url, body.format)
+        if body.format == "email":
+            check_recipient(settings, body.url)
     except ValueError as error:
         problems.append(Problem("url", "not a URL that webhooks may go to", body.url, str(error)))
     known = list(KINDS.provided)

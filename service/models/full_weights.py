@@ -147,7 +147,8 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
     if model is not None and step in ("latest", model["step"]):
         if checkpoint.first_damaged(paths.artifacts, {WEIGHTS: model["sha256"]} if "sha256" in model else {}):
             raise _damaged(paths, WEIGHTS)
-        return _config.validate_python(model["config"]), load_file(paths.artifacts / WEIGHTS)
+        held, prefix = load_file(paths.artifacts / WEIGHTS), model.get("prefix", "")
+        return _config.validate_python(model["config"]), {prefix + name: tensor for name, tensor in held.items()}
     saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
     wanted = max(saved, default=None) if step == "latest" else step
     if wanted not in saved:

@@ -28,6 +28,8 @@ from service.parallel.mesh import SINGLE
 from service.parallel.tensor.placement import state_buffers
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+PLAIN = "blocks.0."
+"""The beginning of the module's names of tensors in the model that is made of it."""
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from service.formats.archive import ArchiveError
 from service.formats.weights import WeightsFileError, check_foreign, in_archive, names_of, shapes_of
@@ -15,6 +15,7 @@ from service.jobs.files import DataLayout
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
 from service.models.full_weights import Weights, WeightsError, trained
+from service.models.plain import PLAIN, PlainModel
 from service.models.registry import build
 from service.parallel.tensor.placement import global_tensors
 
@@ -40,9 +41,12 @@ def _read(data: DataLayout, file: str, config: ModelConfig) -> Mapping[str, Tens
         else:
             shapes_of(path)
             held = load_file(path)
+        model = build(config, device="meta")
         names = names_of(config, held)
+        if isinstance(model, PlainModel):
+            names = {PLAIN + own.removeprefix(PLAIN): name for own, name in names.items()}
         weights = {own: held[name] for own, name in names.items()}
-        check_foreign(names, _parameters(config, weights))
+        check_foreign(names, _parameters(model, weights))
     except WeightsFileError as error:
         raise WeightsError(f"model.safetensors: {file}: {error}") from error
     except (OSError, SafetensorError, ArchiveError) as error:
@@ -50,12 +54,11 @@ def _read(data: DataLayout, file: str, config: ModelConfig) -> Mapping[str, Tens
     return weights
 
 
-def _parameters(config: ModelConfig, weights: Mapping[str, Tensor]) -> set[str]:
+def _parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> set[str]:
     """Return the names of the model's parameters and buffers, and those of their other places that the weights repeat.
 
     Raises :class:`WeightsFileError` for weights that differ where the model has one parameter for both.
     """
-    model = build(config, device="meta")
     own = dict(global_tensors(model))
     first = {id(parameter): name for name, parameter in own.items()}
     repeated = {

@@ -97,7 +97,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         weight = stream.shared(local(self.weight))
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()):
             return functional.rms_norm(x, (x.shape[-1],), weight, self.eps)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
@@ -119,7 +119,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     An exported graph must show matrix products and a softmax, not a backend's kernel; the values are the same.
     """
-    if is_exporting():
+    if is_exporting() or torch.onnx.is_in_onnx_export():
         return _explicit_attention(query, key, value)
     grouped = query.shape[1] != key.shape[1]
     if not query.is_cuda:

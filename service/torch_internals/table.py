@@ -109,6 +109,7 @@ INTERNALS: Mapping[str, Internal] = {
     "torch.Tensor._use_count": Internal("see whether something besides Python holds a tensor"),
     "torch.UntypedStorage._cdata": Internal("tell which tensors share memory"),
     "torch.UntypedStorage._new_with_weak_ptr": Internal("look at the memory of CUDA graphs without holding it"),
+    "torch._C._jit_set_onnx_log_enabled": Internal("keep graphs that are not ONNX out of a job's log"),
     "torch._C._storage_Use_Count": Internal("count what holds a tensor's memory"),
     "torch._C._current_graph_task_id": Internal("know whether a backward is running"),
     "torch._C.DisableTorchFunction": Internal("keep a watch over a program from watching itself"),

@@ -83,12 +83,19 @@ class Training:
 
 
 def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Training:
-    """Build, load and shard the model of ``spec``; every rank calls this, and nothing is written."""
+    """Build, load and shard the model of ``spec``; every rank calls this, and nothing is written.
+
+    Raises ``OnnxRefusedError`` on the first rank if the model could not be exported after the training.
+    """
     check_batch(spec)
     seed_all(spec.seed, "data")  # alike on all ranks, which must load the same
     mesh = meshes.build(spec.parallel, device.type)
     inputs = load_inputs(spec, context, device)
     context.report.phase("preparing")
+    if spec.export.onnx and context.rank == 0:
+        from service.models.onnx_file import compared_samples, try_onnx  # noqa: PLC0415 - onnxruntime takes long
+
+        try_onnx(inputs.config, compared_samples(inputs.dataset))
     return assemble(spec, context, device, mesh, inputs)
 
 

@@ -84,10 +84,9 @@ class Worker:
     def succeed(self, ref: AttemptRef, result: dict[str, Any] | None = None) -> Job:
         return self.store.attempts.finish(ref, PartOutcome("succeeded", result=result or {"loss": 0.5}))
 
-    def fail(self, ref: AttemptRef, message: str = "it broke") -> Job:
-        return self.store.attempts.finish(
-            ref, PartOutcome("failed", error=JobError(type="RuntimeError", message=message))
-        )
+    def fail(self, ref: AttemptRef, message: str = "it broke", *, final: bool = False) -> Job:
+        error = JobError(type="RuntimeError", message=message, final=final)
+        return self.store.attempts.finish(ref, PartOutcome("failed", error=error))
 
 
 def submit(client: TestClient, spec: dict[str, Any] | None = None, **changes: Any) -> str:

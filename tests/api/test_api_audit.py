@@ -68,6 +68,10 @@ CHANGES: dict[tuple[str, str], tuple[str, Callable[[World], Answer]]] = {
         "job.retry", lambda world: world.client.post(f"/v1/jobs/{world.ended_job()}/retry"),
     ),
     ("DELETE", "/v1/jobs/{job_id}"): ("job.delete", lambda world: world.client.delete(f"/v1/jobs/{world.ended_job()}")),
+    ("POST", "/v1/jobs:delete"): (
+        "job.delete",
+        lambda world: world.ended_job() and world.client.post("/v1/jobs:delete", params={"state": "cancelled"}),
+    ),
     ("POST", "/v1/files"): ("file.upload", lambda world: world.client.post("/v1/files", content=b"x")),
     ("DELETE", "/v1/files/{file_id}"): (
         "file.delete",
@@ -205,6 +209,8 @@ def job_of(answer: Answer) -> str:
     if not answer.content:
         return str(answer.request.url).rpartition("/")[2]
     body = answer.json()
+    if "jobs" in body:
+        return str(body["jobs"][-1])
     return str(body.get("items", [body])[-1]["id"])
 
 

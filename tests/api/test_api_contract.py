@@ -24,6 +24,7 @@ PROMISED = {
     "/v1/jobs/{job_id}/events": {"get"},
     "/v1/events": {"get"},
     "/v1/jobs:batch": {"post"},
+    "/v1/jobs:delete": {"post"},
     "/v1/jobs:check": {"post"},
     "/v1/jobs:counts": {"get"},
     "/v1/jobs:metrics": {"get"},

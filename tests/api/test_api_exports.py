@@ -1,4 +1,4 @@
-"""Ended jobs are told of where their specs say: read back by the packages that people read them with."""
+"""Jobs are told of where their specs say, live and at their end: read back by the packages that people use."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx2
 import pytest
@@ -27,6 +28,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from pydantic import SecretStr, ValidationError
 from waiting import eventually
 
+from api.exports.sender import ExportTimes, JobExports
 from api.exports.server import token_for
 from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import Artifact, AttemptRef
@@ -114,7 +116,8 @@ def service(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     allowed = {"webhook_allow": "127.0.0.0/8", "export_tokens": tokens}
     settings = Settings(data=data, redis_url=SecretStr(broker), **allowed)
     store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
-    with serving(settings, store) as server:
+    often = (ExportTimes(look_s=0.05),)
+    with patch.object(JobExports.__init__, "__defaults__", often), serving(settings, store) as server:
         yield server.url, settings, store
     store.close()
 
@@ -162,6 +165,82 @@ def test_what_fails_is_tried_again_and_the_job_stays_as_it_is(
     assert "left" not in receiver.runs
     assert eventually(lambda: not redis.exists(EXPORTS_DUE()))
     assert world.store.jobs.get(job).result == RESULT
+
+
+def look(job: str, target: str, redis: redis_py.Redis) -> None:
+    """Let the next look at a running job be now; wait until it is over."""
+
+    def is_idle() -> bool:
+        kept = redis.hmget(f"trivet:job:{job}", f"export_held:{target}", f"export:{target}")
+        return kept[0] is None and kept[1] is not None
+
+    eventually(is_idle)
+    redis.zadd(EXPORTS_DUE(), {f"{job}:{target}": 1}, xx=True)
+    eventually(lambda: redis.zscore(EXPORTS_DUE(), f"{job}:{target}") != 1)
+    eventually(is_idle)
+
+
+def losses(receiver: ExportReceiver) -> list[tuple[int, Any]]:
+    """The losses of the only run, as an MLflow server keeps them: of what is alike, one."""
+    (told,) = receiver.runs.values()
+    found = {(each["step"], each["timestamp"], each["value"]) for each in told["metrics"] if each["key"] == "loss"}
+    return sorted((step, value) for step, _, value in found)
+
+
+def test_mlflow_follows_a_running_job_and_has_at_the_end_what_its_record_has(
+    world: World, receiver: ExportReceiver, redis: redis_py.Redis
+) -> None:
+    """A retry that takes other values replaces the run, once the job has ended."""
+    job = world.submit({**TRAIN, "retries": 1}, mlflow=receiver.url)
+    ref = world.worker.start(job)
+    world.worker.metrics(ref, [2.0, 1.5])
+    look(job, "mlflow", redis)
+    assert losses(receiver) == [(1, 2.0), (2, 1.5)]
+    (run,) = receiver.runs
+    assert receiver.runs[run]["status"] == "RUNNING"
+    world.worker.metrics(ref, [1.0], first=3)
+    world.worker.fail(ref)
+    again = world.worker.start(job)
+    world.worker.metrics(again, [1.0, 0.5], first=3)
+    look(job, "mlflow", redis)
+    assert list(receiver.runs) == [run], "what an attempt repeats is the same"
+    assert losses(receiver) == [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)]
+    world.worker.metrics(again, [0.7], first=4)
+    world.worker.succeed(again, RESULT)
+    assert world.exported(job, "mlflow").endswith(next(iter(receiver.runs)))
+    assert list(receiver.runs) != [run]
+    assert losses(receiver) == [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.7)]
+    assert not redis.hexists(f"trivet:job:{job}", "export:mlflow")
+
+
+def test_what_was_sent_and_not_noted_is_not_there_twice(world: World, redis: redis_py.Redis) -> None:
+    """The process that exports may end between the two."""
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    job = world.submit(TRAIN, tensorboard=True)
+    ref = world.worker.start(job)
+    world.worker.metrics(ref, [2.0])
+    look(job, "tensorboard", redis)
+    noted = redis.hget(f"trivet:job:{job}", "export:tensorboard")
+    world.worker.metrics(ref, [1.5], first=2)
+    look(job, "tensorboard", redis)
+    redis.hset(f"trivet:job:{job}", "export:tensorboard", noted)
+    world.worker.metrics(ref, [1.0], first=3)
+    look(job, "tensorboard", redis)
+    (folder,) = (world.settings.layout.root / "tensorboard").glob(job)
+    read = accumulators.EventAccumulator(str(folder))
+    read.Reload()
+    assert [(each.step, each.value) for each in read.Scalars("loss")] == [(1, 2.0), (2, 1.5), (3, 1.0)]
+
+
+def test_a_target_that_is_down_holds_no_job_and_is_tried_at_its_end(world: World, receiver: ExportReceiver) -> None:
+    receiver.refusals += [503]
+    job = world.submit(TRAIN, mlflow=receiver.url)
+    ref = world.worker.start(job)
+    eventually(lambda: world.lines(job))
+    world.worker.metrics(ref, LOSSES)
+    assert world.worker.succeed(ref, RESULT).state == "succeeded"
+    world.exported(job, "mlflow")
+    assert len(losses(receiver)) == 3
 
 
 @pytest.mark.slow

@@ -246,6 +246,48 @@ def test_only_the_owner_or_an_admin_changes_a_job(client: TestClient, keys: Keys
     assert client.post(f"/v1/jobs/{theirs}/retry").status_code == 202
 
 
+def test_jobs_are_deleted_by_filters_a_page_at_a_time(client: TestClient, keys: Keys, worker: Worker) -> None:
+    mine = bearer(keys["submit"])
+
+    def ask(expected: int = 200, **params: Any) -> Any:
+        answer = client.post("/v1/jobs:delete", params={"label": "paper=a", **params}, headers=mine)
+        assert answer.status_code == expected, answer.text
+        return answer.json()
+
+    def job(**changes: Any) -> str:
+        return submit(client, {**TRAIN, "labels": {"paper": "a"}, **changes})
+
+    own = client.post("/v1/jobs", json={**TRAIN, "labels": {"paper": "a"}}, headers=mine).json()["id"]
+    others, unlabelled, waiting = job(), job(labels={}), job()
+    for each in (own, others, unlabelled):
+        client.post(f"/v1/jobs/{each}/cancel")
+    assert ask(dry_run=True)["jobs"] == [own]
+    assert ask(ended_before="2026-01-01T00:00:00Z")["jobs"] == []
+    assert ask(state="failed")["jobs"] == []
+    first = ask(limit=1)
+    assert (first["jobs"], [each["job"] for each in first["kept"]]) == ([], [others])
+    assert "belongs to" in first["kept"][0]["why"]
+    assert ask(limit=1, cursor=first["next_cursor"])["jobs"] == [own]
+    assert client.get(f"/v1/jobs/{own}").status_code == 404
+    assert [client.get(f"/v1/jobs/{each}").status_code for each in (others, unlabelled, waiting)] == [200] * 3
+    assert ask(422, state="running")["errors"][0]["path"] == "state.0"
+    unfiltered = client.post("/v1/jobs:delete")
+    assert (unfiltered.status_code, unfiltered.json()["errors"][0]["message"]) == (422, "this would delete every job")
+
+
+def test_what_an_unfinished_job_needs_is_kept_and_said_before(client: TestClient, worker: Worker) -> None:
+    needed = submit(client)
+    worker.succeed(worker.start(needed))
+    user = submit(client, VERIFY, model={"job": needed})
+    for dry_run in (True, False):
+        answer = client.post("/v1/jobs:delete", params={"state": "succeeded", "dry_run": dry_run}).json()
+        assert answer == {
+            "jobs": [],
+            "kept": [{"job": needed, "why": f"job {needed} is needed by {user}"}],
+            "next_cursor": None,
+        }
+
+
 def test_a_job_waits_for_those_it_names_and_fails_with_them(client: TestClient, worker: Worker) -> None:
     first = submit(client)
     second = submit(client, VERIFY, model={"job": first})

@@ -263,3 +263,17 @@ def test_a_list_of_several_states(client: TestClient) -> None:
     refused = client.get("/v1/jobs", params={"state": ["queued", "asleep"]})
     assert refused.status_code == 422
     assert "asleep" in refused.text
+
+
+def test_only_jobs_that_might_not_fail_again_are_queued_again(client: TestClient, worker: Worker) -> None:
+    parent = sweep(client, {"grid": {"seed": [1, 2]}})
+    impossible, unlucky = (each["id"] for each in jobs_of(client, parent))
+    worker.fail(run(worker, impossible), "no such layer\nsecond line", final=True)
+    worker.fail(run(worker, unlucky))
+    assert client.post(f"/v1/jobs/{parent}/retry").json()["state"] == "running"
+    assert [get(client, each)["state"] for each in (impossible, unlucky)] == ["failed", "queued"]
+    worker.fail(run(worker, unlucky), final=True)
+    for asked in (impossible, parent):
+        refused = client.post(f"/v1/jobs/{asked}/retry")
+        assert refused.status_code == 409
+        assert refused.json()["detail"].endswith(f"{impossible} would fail again: no such layer")

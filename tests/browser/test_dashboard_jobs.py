@@ -153,7 +153,7 @@ def test_an_action_on_many_names_the_one_that_refused(page: Page, fleet: Fleet, 
     expect(question).to_contain_text("Delete 2 jobs?")
     expect(question).to_contain_text("2 other selected jobs stay as they are.")
     question.get_by_role("button", name="Delete 2 jobs").click()
-    refused = page.get_by_role("dialog", name="1 of 2 jobs could not be deleted")
+    refused = page.get_by_role("dialog", name="1 job deleted, 1 not")
     expect(refused.get_by_role("listitem")).to_have_count(1)
     expect(refused).to_contain_text("needed")
     expect(refused).to_contain_text(user.id)

@@ -246,3 +246,13 @@ def test_only_square_inputs_are_pictures(bench: Page) -> None:
     assert wide[1:9] == [0, 0, 0, 255, 255, 255, 255, 255]
     for count in (4, 63, 65):
         assert bench.evaluate(drawn, [0.5] * count) is None
+
+
+def test_a_job_that_would_fail_again_has_nothing_to_retry(run: Any) -> None:
+    unlucky = {"id": "a", "state": "failed", "error": {"message": "lost"}}
+    impossible = {"id": "b", "state": "failed", "error": {"message": "no such layer", "final": True}}
+    assert [run("state", "canRetry", job) for job in (unlucky, impossible)] == [True, False]
+    (left,) = run("selection", "hopeless", {"name": "Retry"}, [unlucky, impossible])
+    assert (left["job"]["id"], left["why"]) == ("b", "It would fail again: no such layer")
+    told = run("selection", "report", {"done": "queued again"}, [left], 3)
+    assert told["heading"] == "2 jobs queued again, 1 not"

@@ -39,6 +39,21 @@ def test_one_that_cannot_be_cancelled_is_named_and_the_others_are(trivet: Cli, s
     assert not store.jobs.list().items
 
 
+def test_jobs_are_deleted_by_filters_once_it_is_confirmed(trivet: Cli, store: Store) -> None:
+    old, other = (trivet.ok("submit", trivet.spec(labels={"paper": name})).out.strip() for name in "ab")
+    for each in (old, other):
+        store.jobs.cancel(each)
+    words = ("delete", "--label", "paper=a", "--older-than", "0s")
+    assert trivet.ok(*words, "--dry-run").out == "1 would be deleted, 0 not\n"
+    declined = trivet(*words, stdin="n\n")
+    assert declined.code == 2
+    assert "delete 1 job and its artifacts?" in declined.out
+    assert trivet.ok("delete", "--label", "paper", "--older-than", "1d", "--yes").out == "0 deleted, 0 not\n"
+    assert trivet.ok(*words, "--yes", "--json").json == {"jobs": [old], "kept": {}}
+    assert [job.id for job in store.jobs.list().items] == [other]
+    assert "name jobs" in trivet("delete").err
+
+
 @pytest.mark.slow
 def test_a_list_says_why_a_job_waits_or_failed_and_that_there_are_more(trivet: Cli, worker: Worker) -> None:
     first = trivet.ok("submit", trivet.spec()).out.strip()

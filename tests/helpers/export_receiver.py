@@ -54,6 +54,11 @@ class ExportReceiver:
         elif call == "/runs/log-batch":
             for kind in ("params", "metrics"):
                 self.runs[request.json["run_id"]][kind] += request.json.get(kind, [])
+            known = {
+                each["key"]: each
+                for each in [*self.runs[request.json["run_id"]]["tags"], *request.json.get("tags", [])]
+            }
+            self.runs[request.json["run_id"]]["tags"] = list(known.values())
         elif call == "/runs/update":
             self.runs[request.json["run_id"]]["status"] = request.json["status"]
         elif request.method == "PUT":

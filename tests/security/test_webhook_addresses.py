@@ -21,7 +21,7 @@ from api.deliveries.addresses import is_public, may_reach
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records.webhooks import new_secret, sign
 from service.jobs.settings import Settings
-from service.jobs.spec.common import check_url
+from service.jobs.spec.common import check_receiver
 from service.jobs.store.keyspace import WEBHOOKS
 from trivet.webhooks import InvalidDelivery, verify
 
@@ -55,7 +55,7 @@ def test_a_name_of_an_inner_address_is_refused_when_it_is_resolved() -> None:
         "https://0x7f000001/",
         "https://2130706433/",
     ):
-        check_url(url)
+        check_receiver(url, "standard")
         with pytest.raises((ForbiddenTarget, OSError)):
             asyncio.run(vetted(url, []))
     found = asyncio.run(

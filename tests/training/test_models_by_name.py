@@ -15,6 +15,7 @@ from torch.nn import functional
 from training_runs import JOB, train
 
 from service.compilation import job as compile_job
+from service.formats.weights import PACKAGED
 from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec
@@ -103,7 +104,7 @@ def test_it_learns_and_resumes_as_in_plain_torch(tmp_path: Path, name: str) -> N
     assert found["loss"] == pytest.approx(losses, rel=1e-12)
     own = weights(tmp_path, name)
     for each, value in own.items():
-        torch.testing.assert_close(value, state[each], rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(value, state[PACKAGED + each], rtol=1e-6, atol=1e-8)
     run(tmp_path, name, job_id=OTHER, resume={"job": JOB, "step": 1})
     again = weights(tmp_path, name, OTHER)
     assert all(torch.equal(own[each], again[each]) for each in own)
@@ -125,7 +126,7 @@ def test_it_learns_the_same_under_fsdp(tmp_path: Path, torchrun: Torchrun) -> No
         losses, state = by_plain_torch(name)
         assert found[name]["loss"] == pytest.approx(losses, rel=1e-9)
         for each, value in weights(tmp_path, name).items():
-            torch.testing.assert_close(value, state[each], rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(value, state[PACKAGED + each], rtol=1e-5, atol=1e-7)
     assert found["half"]["loss"] == pytest.approx(found["timm"]["loss"], rel=0.05)
 
 

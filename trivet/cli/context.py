@@ -139,6 +139,8 @@ def each_of(job_ids: Sequence[str], act: Callable[[str], T]) -> tuple[list[T], i
             done.append(act(job_id))
         except Refused as error:
             err.block(f"{job_id}: {error}", style="red", indent=2)
+    if 1 < len(job_ids) > len(done):
+        err.print(f"{len(done)} of {len(job_ids)} jobs done, {len(job_ids) - len(done)} not")
     return done, ExitCode.DONE if len(done) == len(job_ids) else ExitCode.REFUSED
 
 

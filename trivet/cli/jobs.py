@@ -1,4 +1,4 @@
-"""Commands for jobs: list, show, cancel, retry, delete."""
+"""Commands for jobs: list, show, cancel, retry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from trivet.cli.context import (
     plain,
     print_csv,
     print_json,
-    refuse,
     table,
 )
 from trivet.cli.sweeps import show_jobs
@@ -46,7 +45,6 @@ def register(app: typer.Typer) -> None:
     app.command()(fails_well(compare))
     app.command()(fails_well(cancel))
     app.command()(fails_well(retry))
-    app.command()(fails_well(delete))
 
 
 def list_jobs(
@@ -224,16 +222,6 @@ def retry(job_ids: JobArguments, as_json: JsonFlag = False) -> None:
     """Queue failed or cancelled jobs again; each resumes from its last checkpoint, if it has one."""
     with client() as service:
         _report(*each_of(job_ids, service.retry), as_json=as_json)
-
-
-def delete(job_ids: JobArguments, yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False) -> None:
-    """Delete ended jobs, with their artifacts."""
-    named = job_ids[0] if len(job_ids) == 1 else f"{len(job_ids)} jobs"
-    if not yes and not typer.confirm(f"delete {named} and {'its' if len(job_ids) == 1 else 'their'} artifacts?"):
-        refuse("nothing was deleted")
-    with client() as service:
-        _, code = each_of(job_ids, service.delete)
-    raise typer.Exit(code)
 
 
 def age(moment: datetime) -> str:

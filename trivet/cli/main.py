@@ -16,7 +16,8 @@ from trivet.cli.context import out
 PARTS = {
     "serve": ("up", "demo", "api", "worker"),
     "submit": ("submit", "validate", "watch", "upload"),
-    "jobs": ("jobs", "show", "compare", "cancel", "retry", "delete"),
+    "jobs": ("jobs", "show", "compare", "cancel", "retry"),
+    "delete": ("delete",),
     "queue": ("queue", "shares"),
     "results": ("logs", "metrics", "bounds", "report", "artifacts"),
     "schedule": ("schedule",),

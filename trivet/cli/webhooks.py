@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from service.jobs.spec.common import JobState
+from service.jobs.spec.common import JobState, WebhookFormat
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
 from trivet.cli.jobs import age
 
@@ -28,7 +28,8 @@ def register(app: typer.Typer) -> None:
 
 
 def create_webhook(
-    url: Annotated[str, typer.Argument(help="https:// URL that takes a POST")],
+    *,
+    url: Annotated[str, typer.Argument(help="https:// URL that takes a POST, or mailto:ADDRESS")],
     on: Annotated[
         list[str] | None,
         typer.Option(help="state to report, such as failed; may be repeated; if absent, the states that end a job"),
@@ -39,12 +40,19 @@ def create_webhook(
     project: Annotated[
         str | None, typer.Option(help="project of the jobs; if absent the key's, or all for an operator's key")
     ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="standard (signed), slack (a text for chats), email (for mailto:ADDRESS)")
+    ] = "standard",
     as_json: JsonFlag = False,
 ) -> None:
     """Create a webhook and print the secret that signs its deliveries, once."""
     with client() as service:
         webhook, secret = service.webhooks.create(
-            url, states=cast(list[JobState] | None, on), kinds=kind or (), project=project
+            url,
+            states=cast(list[JobState] | None, on),
+            kinds=kind or (),
+            project=project,
+            format=cast(WebhookFormat, form),
         )
     if as_json:
         print_json(webhook.model_dump(mode="json") | {"secret": secret})

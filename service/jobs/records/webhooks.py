@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from service.jobs.records import FrozenModel
-from service.jobs.spec.common import JobState
+from service.jobs.spec.common import JobState, WebhookFormat
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - what secrets begin with
 ID_HEADER, TIME_HEADER, SIGNATURE_HEADER = "webhook-id", "webhook-timestamp", "webhook-signature"
@@ -32,6 +32,7 @@ class Webhook(FrozenModel):
     project: str | None = Field(description="project of the reported jobs; null, for an operator's webhook, means all")
     states: tuple[JobState, ...] = Field(description="the states that are reported")
     kinds: tuple[str, ...] = Field((), description="the kinds of jobs that are reported; empty for all")
+    format: WebhookFormat = Field("standard", description="the form of its deliveries")
     created_at: datetime
     created_by: str
     failing_since: datetime | None = Field(None, description="time since which every delivery has failed")
@@ -90,6 +91,7 @@ class WebhookDelivery(FrozenModel):
     id: str = Field(description="id of the delivery, the same however often it is sent: `webhook-id`")
     event: WebhookEvent
     url: str | None = Field(None, description="the URL from the job's own spec, else null")
+    format: WebhookFormat = Field("standard", description="the form from the job's own spec")
     state: DeliveryState = "pending"
     attempts: int = 0
     first_at: datetime | None = Field(None, description="when it was first sent")

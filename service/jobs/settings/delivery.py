@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
@@ -22,6 +23,16 @@ class DeliverySettings(BaseModel):
     )
     webhook_disable_days: float = Field(
         5.0, gt=0, description="days of failed deliveries after which a webhook is disabled"
+    )
+
+    smtp_url: SecretStr | None = Field(
+        None,
+        description="server that sends e-mail: smtps://USER:PASSWORD@HOST (TLS), smtp://… (STARTTLS), or "
+        "smtp+plain://HOST, a relay on this network without either; no e-mail when absent",
+    )
+    smtp_from: str | None = Field(None, description="sender of e-mail, such as trivet@example.org")
+    smtp_to: str = Field(
+        "", description="who may be sent e-mail, by comma: addresses, or @example.org for all of a domain"
     )
 
     export_mlflow: str | None = Field(None, description="MLflow tracking server for jobs whose specs name none")
@@ -47,6 +58,27 @@ class DeliverySettings(BaseModel):
     def webhook_networks(self) -> list[str]:
         """Return the addresses and networks of ``webhook_allow``."""
         return entries(self.webhook_allow)
+
+    @model_validator(mode="after")
+    def _mail_is_whole(self) -> Self:
+        if self.smtp_url is None:
+            return self
+        parts = urlsplit(self.smtp_url.get_secret_value())
+        if parts.scheme not in ("smtps", "smtp", "smtp+plain") or not parts.hostname:
+            raise ValueError("smtp_url names no mail server; expected smtps://, smtp:// or smtp+plain://, and a host")
+        if parts.scheme == "smtp+plain" and parts.username:
+            raise ValueError("smtp_url has a password, which smtp+plain:// would send as it is; expected smtps or smtp")
+        for name in ("smtp_from", "smtp_to"):
+            if not getattr(self, name):
+                raise ValueError(
+                    f"{name} is missing, which smtp_url needs; expected an address such as ada@example.org"
+                )
+        return self
+
+    @property
+    def mail_recipients(self) -> list[str]:
+        """Return the addresses, and the domains with their @, that may be sent e-mail."""
+        return [entry.lower() for entry in entries(self.smtp_to)] if self.smtp_url is not None else []
 
     @model_validator(mode="after")
     def _exports_lead_to_servers(self) -> Self:

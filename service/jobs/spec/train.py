@@ -122,6 +122,11 @@ class ExportSpec(ExportTargets):
     huggingface: DtypeName | None = Field(
         None, description="a folder that Hugging Face's libraries read, with weights of this type; transformers only"
     )
+    onnx: bool = Field(
+        False,
+        exclude_if=lambda onnx: not onnx,  # a worker of an older version does not know the field
+        description="a file `model.onnx`, which onnxruntime has compared with the module; classifiers and transformers",
+    )
 
 
 class ResumeSpec(Strict):
@@ -240,7 +245,12 @@ class TrainSpec(CommonSpec):
             if getattr(self, name) != fields[name].default:
                 message = "it describes a model; a program brings its own, in the fields of program"
                 raise disagreement(name, message, self.model_dump(mode="json")[name], "none beside program")
-        for name, got in (("evaluate.samples", self.evaluate.samples), ("export.huggingface", self.export.huggingface)):
+        of_a_model = {
+            "evaluate.samples": self.evaluate.samples,
+            "export.huggingface": self.export.huggingface,
+            "export.onnx": self.export.onnx or None,
+        }
+        for name, got in of_a_model.items():
             if got is not None:
                 raise disagreement(name, "it is for models, and a program is trained", got, "null beside program")
         return self

@@ -270,8 +270,9 @@ class Jobs:
 
     def retry(self, job_id: str) -> Job:
         """Queue a failed or cancelled job again with all its retries. Raises :class:`Conflict` in any other
-        state, and if a job that it needs is gone, or failed without leaving what it needs; :class:`OverQuota` if a
-        quota of its project has no room for it.
+        state, if it would fail alike, and if a job that it needs is gone, or failed without leaving what it needs;
+        :class:`OverQuota` if a quota of its project has no room for it. Of a sweep, the jobs that would fail alike
+        stay as they are.
         """
         for needed in orjson.loads(self.client.call("HGET", JOB(job_id), "weights") or "[]"):
             state = self.client.call("HGET", JOB(needed), "state")
@@ -293,10 +294,14 @@ class Jobs:
         """Forget a terminal job, and for a sweep also its jobs, with their files. Raises :class:`Conflict`
         while it is not over, or still needed.
         """
-        for gone in stubs.delete(self.client, job_id):
+        for gone in stubs.delete(self.client, job_id, ""):
             if JOB_ID.fullmatch(gone):  # a host can add any text to the jobs of a sweep
                 self.artifacts.remove(gone)
                 remove_tree(self.data.tensorboard / gone)
+
+    def check_deletion(self, job_id: str) -> None:
+        """Raise what :meth:`delete` would raise now; change nothing."""
+        stubs.delete(self.client, job_id, "1")
 
     def adopt(self) -> None:
         """Give jobs that were accepted before there were projects to the default one. Repeating this changes

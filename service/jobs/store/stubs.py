@@ -67,8 +67,8 @@ def retry(limits: str, job_id: str) -> Flat:
 
 
 @script("delete", "api", "host")
-def delete(job_id: str) -> list[str]:
-    """Forget a terminal job, or a sweep with all its jobs; return the ids forgotten."""
+def delete(job_id: str, only_asked: str) -> list[str]:
+    """Forget a terminal job, or a sweep with all its jobs, or only ask; return the ids."""
 
 
 @script("adopt", "api")
@@ -382,12 +382,12 @@ def due_deliveries(most: int, hold_ms: int) -> list[str]:
 
 
 @script("due_exports", "api")
-def due_exports(most: int, hold_ms: int) -> list[str]:
-    """Take exports to be made now: job and target, JSON of the failures, and so on."""
+def due_exports(most: int, hold_ms: int, live_hold_ms: int) -> list[str]:
+    """Take exports to be made now: job and target, what is kept of it, whether the job goes on, and so on."""
 
 
 @script("note_export", "api")
-def note_export(*, limits: str, job_id: str, target: str, state: str, again_ms: int, event: str) -> int:
+def note_export(*, limits: str, job_id: str, target: str, state: str, live: str, again_ms: int, event: str) -> int:
     """Keep the outcome of an export; return 1 if the job still exists."""
 
 

@@ -20,10 +20,11 @@ _RANDOM_CHARACTERS = 11
 
 
 def _notice_fields(spec: CommonSpec) -> dict[str, str]:
-    """Return the form of ``notify`` in a job's record: the URL, and the states, each between spaces."""
+    """Return the form of ``notify`` in a job's record: the URL, the states, each between spaces, and the form."""
     if spec.notify is None:
         return {}
-    return {"notify": spec.notify.webhook, "notify_on": f" {' '.join(spec.notify.on)} "}
+    told = {"notify": spec.notify.webhook, "notify_on": f" {' '.join(spec.notify.on)} "}
+    return told | ({} if spec.notify.format == "standard" else {"notify_format": spec.notify.format})
 
 
 @dataclass(frozen=True)

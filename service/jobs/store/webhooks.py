@@ -14,7 +14,7 @@ import orjson
 
 from service.jobs.records import NotFound
 from service.jobs.records.webhooks import JobChange, Webhook, WebhookDelivery, WebhookEvent, new_secret
-from service.jobs.spec.common import JobState
+from service.jobs.spec.common import JobState, WebhookFormat
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import (
@@ -47,6 +47,7 @@ class DueDelivery:
     secret: str
     delivery: WebhookDelivery
     is_disabled: bool = False
+    format: WebhookFormat = "standard"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,14 @@ class Webhooks:
     client: BrokerClient
 
     def create(
-        self, url: str, states: Sequence[JobState], kinds: Sequence[str], *, project: str | None, by: str
+        self,
+        url: str,
+        states: Sequence[JobState],
+        kinds: Sequence[str],
+        *,
+        project: str | None,
+        by: str,
+        form: WebhookFormat = "standard",
     ) -> tuple[Webhook, str]:
         """Keep a webhook; return it and the secret that signs its deliveries. Raises :class:`Conflict` if there
         are too many.
@@ -64,7 +72,7 @@ class Webhooks:
         webhook_id, secret = f"hook_{secrets.token_hex(8)}", new_secret()
         entry = {
             "id": webhook_id, "url": url, "project": project, "states": list(states), "kinds": list(kinds),
-            "created_at": time.time(), "created_by": by, "disabled_at": None, "secret": secret,
+            "created_at": time.time(), "created_by": by, "disabled_at": None, "secret": secret, "format": form,
         }  # fmt: skip
         stubs.add_webhook(self.client, webhook_id, orjson.dumps(entry).decode(), _MOST)
         return _webhook(entry), secret
@@ -122,7 +130,8 @@ class Webhooks:
             for sender in (*senders, *([event.data.job] if url else [])):
                 delivery_id = f"msg_{sender.partition('_')[2]}_{change_id}"
                 asked = url if sender == event.data.job else None
-                delivery = WebhookDelivery(id=delivery_id, event=event, url=asked)
+                form = noted.get("format", "standard") if asked else "standard"
+                delivery = WebhookDelivery(id=delivery_id, event=event, url=asked, format=form)
                 pieces += (sender, delivery_id, delivery.model_dump_json())
             stubs.make_deliveries(self.client, change_id, round(_KEEP_S * 1000), _MOST_DELIVERIES, *pieces)
         return len(changes)
@@ -135,11 +144,12 @@ class Webhooks:
             delivery = WebhookDelivery.model_validate_json(kept)
             if delivery.url is not None:
                 secret = self.secret(delivery.event.data.project)
-                taken.append(DueDelivery(sender, delivery.url, secret, delivery))
+                taken.append(DueDelivery(sender, delivery.url, secret, delivery, format=delivery.format))
             elif text:
                 entry = orjson.loads(text)
                 disabled = entry["disabled_at"] is not None
-                taken.append(DueDelivery(sender, entry["url"], entry["secret"], delivery, disabled))
+                form = entry.get("format", "standard")
+                taken.append(DueDelivery(sender, entry["url"], entry["secret"], delivery, disabled, form))
         return taken
 
     def list(self) -> list[Webhook]:
@@ -173,6 +183,7 @@ def _webhook(entry: dict[str, Any], failing: dict[str, str] | None = None) -> We
         project=entry["project"],
         states=tuple(entry["states"]),
         kinds=tuple(entry["kinds"] or ()),
+        format=entry.get("format", "standard"),
         created_at=decode.moment(entry["created_at"] * 1000),
         created_by=entry["created_by"],
         failing_since=None if since is None else decode.moment(since),
@@ -181,6 +192,6 @@ def _webhook(entry: dict[str, Any], failing: dict[str, str] | None = None) -> We
 
 
 def _event(noted: dict[str, Any]) -> WebhookEvent:
-    change = JobChange.model_validate({name: noted[name] for name in noted if name not in ("time", "url")})
+    change = JobChange.model_validate({name: noted[name] for name in noted if name not in ("time", "url", "format")})
     what = change.state if change.metric is None else "metric"
     return WebhookEvent(type=f"job.{what}", timestamp=decode.moment(noted["time"] * 1000), data=change)

@@ -83,7 +83,7 @@ export class Header {
     this.advance.hidden = job.state === "succeeded" || !job.progress;
     setText(this.counts, job.progress ? progressWords(job.progress) : "");
     this.cancel.hidden = !canCancel(job.state);
-    this.retry.hidden = !canRetry(job.state) || (job.error?.final ?? false);
+    this.retry.hidden = !canRetry(job);
     this.showOnward(job);
     this.showError(job);
     document.title = visible(`${mark(job)}${title(job)} · Trivet`);

@@ -9,7 +9,7 @@ import { canCancel, canRetry, isTerminal, title } from "./state.js";
  * @typedef {object} BulkAction
  * @property {string} name
  * @property {string} done its past participle
- * @property {(state: string) => boolean} suits the state of a job
+ * @property {(job: Job) => boolean} suits
  * @property {string} consequence
  */
 
@@ -18,7 +18,7 @@ export const ACTIONS = [
   {
     name: "Cancel",
     done: "cancelled",
-    suits: canCancel,
+    suits: ({ state }) => canCancel(state),
     consequence: "Queued jobs leave the queue; processes of running ones are asked to stop. Checkpoints and artifacts are kept.",
   },
   {
@@ -30,10 +30,21 @@ export const ACTIONS = [
   {
     name: "Delete",
     done: "deleted",
-    suits: isTerminal,
+    suits: ({ state }) => isTerminal(state),
     consequence: "Their records, logs and artifacts are gone for good; of a sweep also its jobs.",
   },
 ];
+
+/**
+ * The selected jobs that an action leaves out for a reason that their state does not tell: they would fail again.
+ * @param {BulkAction} action
+ * @param {readonly Job[]} selected
+ * @returns {{job: Job, why: string}[]}
+ */
+export function hopeless({ name }, selected) {
+  const finals = name === "Retry" ? selected.filter(({ state, error }) => state === "failed" && error?.final) : [];
+  return finals.map((job) => ({ job, why: `It would fail again: ${job.error?.message ?? ""}` }));
+}
 
 /**
  * The question before an action: how many jobs it is for, and how many it leaves alone.
@@ -55,7 +66,7 @@ export function question({ name, consequence }, suited, selected) {
 export function report({ done }, failures, tried) {
   if (failures.length === 0) return { heading: `${many(tried, "job")} ${done}`, lines: [] };
   return {
-    heading: `${failures.length} of ${many(tried, "job")} could not be ${done}`,
+    heading: `${many(tried - failures.length, "job")} ${done}, ${failures.length} not`,
     lines: failures.map(({ job, why }) => ({ id: job.id, words: title(job), why })),
   };
 }

@@ -17,8 +17,8 @@ export const isTerminal = (state) => TERMINAL.has(state);
 /** @param {string} state */
 export const canCancel = (state) => !isTerminal(state) && state !== "cancelling";
 
-/** @param {string} state */
-export const canRetry = (state) => state === "failed" || state === "cancelled";
+/** @param {Job} job that failed and would fail alike has nothing to retry */
+export const canRetry = ({ state, error }) => state === "cancelled" || (state === "failed" && !error?.final);
 
 /**
  * The job after an event; the same object when the event says nothing about it.

@@ -2,7 +2,7 @@
 
 import { many } from "../lib/format.js";
 import { comparePath } from "../lib/compare.js";
-import { ACTIONS, question, report } from "../lib/selection.js";
+import { ACTIONS, hopeless, question, report } from "../lib/selection.js";
 import { Problem, call, jobPath, post } from "./api.js";
 import { confirmed } from "./confirm.js";
 import { fill, h, setAttribute, setText } from "./dom.js";
@@ -56,7 +56,7 @@ export class BulkBar {
     setAttribute(this.compare, "href", comparePath(jobs));
     this.compare.hidden = jobs.length < 2 && !jobs.some((job) => job.children);
     for (const [action, button] of this.buttons) {
-      const suited = jobs.filter((job) => action.suits(job.state)).length;
+      const suited = jobs.filter((job) => action.suits(job)).length;
       button.disabled = suited === 0;
       setText(button, suited ? `${action.name} ${suited}` : action.name);
     }
@@ -65,12 +65,13 @@ export class BulkBar {
   /** @param {BulkAction} action */
   async ask(action) {
     const selected = this.jobs;
-    const suited = selected.filter((job) => action.suits(job.state));
+    const suited = selected.filter((job) => action.suits(job));
     const { heading, detail } = question(action, suited.length, selected.length);
     const go = `${action.name} ${many(suited.length, "job")}`;
     if (!(await confirmed(heading, detail, go, action.name !== "Retry"))) return;
-    const failures = await each(suited, CALLS[action.name] ?? post);
-    const { heading: told, lines } = report(action, failures, suited.length);
+    const left = hopeless(action, selected);
+    const failures = [...(await each(suited, CALLS[action.name] ?? post)), ...left];
+    const { heading: told, lines } = report(action, failures, suited.length + left.length);
     this.ended(failures.map(({ job }) => job.id));
     if (lines.length === 0) notify(told);
     else refusals(told, lines);

@@ -16,7 +16,7 @@ from service.jobs.spec.common.base import (
     with_few_errors,
 )
 from service.jobs.spec.common.launcher_names import LAUNCHER_NAME, LOCAL, PendingLaunch, launchers, unknown_launcher
-from service.jobs.spec.common.notify import ExportTargets, NotifySpec, check_url, leads_to_a_server
+from service.jobs.spec.common.notify import ExportTargets, NotifySpec, WebhookFormat, check_receiver, leads_to_a_server
 from service.jobs.spec.common.states import ACTIVE, MOVES, STATES, TERMINAL, JobState
 from service.jobs.spec.common.strict import DISAGREEMENT, Strict, disagreement
 from service.jobs.spec.common.sweep import RangeSpec, SweepSpec
@@ -48,7 +48,8 @@ __all__ = [
     "RangeSpec",
     "Strict",
     "SweepSpec",
-    "check_url",
+    "WebhookFormat",
+    "check_receiver",
     "disagreement",
     "launchers",
     "leads_to_a_server",

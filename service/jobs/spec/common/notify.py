@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, model_validator
@@ -16,6 +16,9 @@ from pydantic import Field, StringConstraints, model_validator
 from service.jobs.spec.common.states import JobState
 from service.jobs.spec.common.strict import Strict, disagreement
 
+WebhookFormat = Literal["standard", "slack", "email"]
+"""The forms of a delivery: a signed POST by Standard Webhooks, a text for Slack and its like, an e-mail."""
+_ADDRESS = re.compile(r"mailto:[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 _RELATIONS = MappingProxyType({">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt})
 _THRESHOLD = re.compile(rf"\s*({'|'.join(_RELATIONS)})\s*(\S+)\s*")
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -54,8 +57,13 @@ class NotifySpec(Strict):
 
     webhook: str = Field(
         max_length=2000,
-        description="https:// URL that takes a POST; those who may read the job see it",
+        description="https:// URL that takes a POST, or mailto:ADDRESS; those who may read the job see it",
         examples=["https://ci.example.org/trivet"],
+    )
+    format: WebhookFormat = Field(
+        "standard",
+        exclude_if=lambda name: name == "standard",  # a worker of an older version does not know the field
+        description="form of the requests: `standard` is signed, `slack` has a text for chats; `email` is for mailto:",
     )
     on: list[JobState] = Field(
         default_factory=_ends,
@@ -74,7 +82,7 @@ class NotifySpec(Strict):
     @model_validator(mode="after")
     def _can_be_told(self) -> NotifySpec:
         try:
-            check_url(self.webhook)
+            check_receiver(self.webhook, self.format)
         except ValueError as error:
             message = "not a URL that webhooks may go to"
             raise disagreement("webhook", message, self.webhook, str(error)) from None
@@ -112,6 +120,17 @@ def _number_at(numbers: Mapping[str, Any], path: str) -> float | None:
 
 
 _SCHEMES = ("https", "http")
+
+
+def check_receiver(url: str, form: WebhookFormat) -> None:
+    """Check where deliveries of a form go, as far as possible without resolving it. Raises ``ValueError`` that says
+    what is accepted.
+    """
+    if form != "email":
+        return check_url(url)
+    if _ADDRESS.fullmatch(url) is None:
+        raise ValueError("one address, such as mailto:ada@example.org, for the format email")
+    return None
 
 
 def check_url(url: str) -> None:

@@ -28,6 +28,7 @@ if first_time then
     add_count(1, "trivet_attempts_started_total")
     observe("trivet_start_seconds", (now - part.placed_at) / 1000)
     set_state(job_id, limits.stream_cap, "running")
+    note_for_exports(job_id)
   end
 end
 redis.call("ZADD", KEY.leases(), whole(now + limits.lease_ms), name)

@@ -1,5 +1,5 @@
 -- Queue a failed or cancelled job again, with all its retries; it keeps its attempts, artifacts and checkpoints. Of a
--- sweep, queue all jobs that failed or were cancelled.
+-- sweep, queue all jobs that failed or were cancelled, except those that would fail alike.
 -- COST: the jobs that it needs, 64 at most; of a sweep those of all its jobs.
 -- USES: core jobs queue counts uploads quotas submission sweeps retrying
 -- ARGV: limits: json, job_id: str
@@ -11,11 +11,15 @@ end
 local again, refusal = { job_id }, why_not_again(job_id)
 if is_sweep(job_id) then
   again = {}
+  local final
   for _, child in ipairs(jobs_of(job_id)) do
-    if field(child, "state") ~= "succeeded" then
+    local why = why_final(child)
+    final = final or why
+    if not why and field(child, "state") ~= "succeeded" then
       again[#again + 1] = child
     end
   end
+  refusal = refusal or (#again == 0 and final)
   for _, child in ipairs(again) do
     refusal = refusal or why_not_again(child, again)
   end

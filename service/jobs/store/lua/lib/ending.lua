@@ -22,11 +22,13 @@ local function forget_dependencies(id)
   redis.call("DEL", KEY.job_waits(id))
 end
 
--- An ended job is to be told of where its spec says: the record has the targets, separated by spaces.
+-- A job that has begun or ended is to be told of where its spec says: the record has the targets, separated by spaces.
+-- An export that a process is making stays with it: what it notes at its end makes the next one due.
 local function note_for_exports(id)
   for target in string.gmatch(field(id, "exports") or "", "%S+") do
-    redis.call("HDEL", KEY.job(id), "export:" .. target)
-    redis.call("ZADD", KEY.exports_due(), whole(now_ms()), id .. ":" .. target)
+    if tonumber(field(id, "export_held:" .. target) or 0) <= now_ms() then
+      redis.call("ZADD", KEY.exports_due(), whole(now_ms()), id .. ":" .. target)
+    end
   end
 end
 

@@ -180,6 +180,7 @@ local function add_change(id, event, url)
   local told = {
     job = id, kind = known[1], name = known[2], owner = known[3], project = project_of(id), url = url,
     state = event.state, attempt = event.attempt, reason = event.reason, time = event.time, metric = event.metric,
+    format = url and field(id, "notify_format") or nil,
   }
   redis.call("XADD", KEY.webhook_changes(), "MAXLEN", "~", MOST_WEBHOOK_CHANGES, "*", "d", cjson.encode(told))
 end

@@ -5,6 +5,16 @@ local function dependents_are_told(id)
   return redis.call("ZCOUNT", KEY.job_dependents(id), 1, 1) > 0
 end
 
+-- Why a job that failed would fail alike, nil where it might not.
+local function why_final(id)
+  local told = field(id, "error")
+  local failure = told and cjson.decode(told)
+  if failure and failure.final == true then
+    return "job " .. id .. " would fail again: " .. string.match(failure.message, "^[^\n]*")
+  end
+  return nil
+end
+
 -- Why a job cannot be queued again, nil where it can; `going` are those that are queued with it.
 local function why_not_again(id, going)
   local state, sweep = field(id, "state"), field(id, "sweep")
@@ -12,6 +22,8 @@ local function why_not_again(id, going)
     return "job " .. id .. " is " .. state .. "; only a failed or cancelled job can be retried"
   elseif dependents_are_told(id) or (sweep and dependents_are_told(sweep)) then
     return "jobs that needed job " .. id .. " are still being ended; try again in a moment"
+  elseif why_final(id) then
+    return why_final(id)
   end
   local weights = cjson.decode(field(id, "weights") or "[]")
   for _, needed in ipairs(cjson.decode(field(id, "after"))) do
