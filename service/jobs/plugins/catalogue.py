@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from service.jobs.plugins.declarations import DataSource, Declaration, JobKind, one_of
@@ -61,6 +61,11 @@ class Catalogue(Generic[Kind]):
     def union(self) -> Any:
         """Return the type of all configurations, for a pydantic field that is discriminated by ``tag``."""
         return one_of(tuple(each.declaration.form for each in self.provided.values()))
+
+    def reference(self, *readers: BeforeValidator) -> Any:
+        """Return the type of a field that names one of them, perhaps by its bare name; ``readers`` come after that."""
+        refuse, read = BeforeValidator(self.refuse_unavailable), BeforeValidator(self.read_name)
+        return Annotated[self.union(), Field(discriminator=self.tag), refuse, *readers, read]
 
     def read_name(self, value: Any) -> Any:
         """Read a bare name as what has it, with nothing to set, and fields without a name as those of the default."""
