@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 from command_server import CommandServer
+from digits import digits_job
 from pydantic import SecretStr
 from waiting import eventually
 
@@ -26,13 +27,7 @@ from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import LEASES
 
-TRAIN: dict[str, Any] = {
-    "kind": "train",
-    "name": "mine",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16, 16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 10,
-}
+TRAIN = digits_job(16, 16, name="mine", steps=10)
 
 
 @dataclass(frozen=True)

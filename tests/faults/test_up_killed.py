@@ -6,10 +6,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from digits import digits_job
 from local_service import address, belonging_to, give_way, part_of, said, up
 from waiting import LIMIT_S, eventually
 
@@ -17,12 +17,7 @@ from trivet.client import Client
 
 pytestmark = pytest.mark.slow
 
-TRAIN: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16, 16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 600,
-}
+TRAIN = digits_job(16, 16, steps=600)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import redis as redis_py
+from digits import digits_job
 from launching import RankServers
 from supervising import Supervisor, start_supervisor
 from waiting import LIMIT_S, eventually
@@ -38,17 +39,7 @@ HOST = "alpha"
 
 
 def train_spec(name: str, ranks: int = 1, **fields: Any) -> TrainSpec:
-    return TrainSpec.model_validate(
-        {
-            "name": name,
-            "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10},
-            "data": {"source": "digits"},
-            "steps": 1,
-            "parallel": {"dp_shard": ranks},
-            "device": "cpu",
-            **fields,
-        }
-    )
+    return TrainSpec.model_validate({**digits_job(64, name=name, parallel={"dp_shard": ranks}, device="cpu"), **fields})
 
 
 class Worker:

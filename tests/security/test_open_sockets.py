@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import pytest
 import redis as redis_py
+from digits import digits_job
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
@@ -231,13 +232,7 @@ def test_b7_each_part_says_so_and_does_not_start(broker: str, tmp_path: Path, pa
     assert list(folder.iterdir()) == []
 
 
-SPEC: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 2,
-    "checkpoint": {"every": 1},
-}
+SPEC = digits_job(steps=2, checkpoint={"every": 1})
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import httpx2
 import pytest
 import redis as redis_py
 import uvicorn
+from digits import digits_job
 from pydantic import SecretStr
 from sockets import received
 from waiting import LIMIT_S, eventually
@@ -30,13 +31,7 @@ from service.jobs.store.keyspace import JOB_EVENTS
 
 HEAD_S, BODY_S, READ_S = 1.0, 4.0, 16.0
 """The server's limits, in seconds of :class:`Clock`."""
-TRAINING = TrainSpec.model_validate(
-    {
-        "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-        "data": {"source": "digits"},
-        "steps": 1,
-    }
-)
+TRAINING = TrainSpec.model_validate(digits_job())
 HALF = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Le"
 
 
