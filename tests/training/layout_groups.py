@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from launching import Torchrun
 
 Case = tuple[str, str]
+
+
+def of_ranks(layouts: dict[str, dict[str, Any]], world: int) -> list[str]:
+    """Name the layouts over as many ranks."""
+    return [name for name, layout in layouts.items() if prod(layout["parallel"].values()) == world]
 
 
 class Groups:
