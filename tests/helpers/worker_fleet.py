@@ -153,6 +153,13 @@ class Fleet:
         """The job, once it is terminal."""
         return eventually(lambda: job if (job := self.job(ref)).ended_at is not None else None)
 
+    def expect_every_step(self, ref: AttemptRef) -> None:
+        """The job succeeds in its first attempt, and each of its steps has been told."""
+        job = self.ended(ref)
+        assert (job.state, job.attempt) == ("succeeded", 1)
+        assert job.result is not None
+        assert {event["step"] for event in self.events(ref, "metric")} == set(range(1, job.result["steps"] + 1))
+
     def events(self, ref: AttemptRef, *types: str) -> list[dict[str, Any]]:
         page = self.store.events.page(ref.job_id, after="0-0", types=set(types) or None, limit=10_000)
         return [item.event for item in page.items]
