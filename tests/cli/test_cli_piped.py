@@ -66,7 +66,7 @@ def test_progress_is_told_every_few_seconds() -> None:
     ]
 
 
-def test_a8_progress_within_an_instance_is_told_with_the_time_left() -> None:
+def test_progress_within_an_instance_is_told_with_the_time_left() -> None:
     def events() -> Any:
         finer = {"phase": "bounding hidden layers", "share": 0.25, "left_s": 600.0}
         for more in (finer, {"done": 8}):

@@ -72,7 +72,7 @@ def test_an_outage_longer_than_the_lease_ends_the_group_first(outage: Fleet, mor
 
 @pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["ends"])
 @pytest.mark.parametrize("gone", [False, True], ids=["hangs", "is gone"])
-def test_c3_a_job_that_finishes_in_a_gap_of_a_lease_succeeded(outage: Fleet, mortal: MortalBroker, gone: bool) -> None:
+def test_a_job_that_finishes_in_a_gap_of_a_lease_succeeded(outage: Fleet, mortal: MortalBroker, gone: bool) -> None:
     """Also when the job is given up for lost, and placed again, before its supervisor is back."""
     ref = outage.submit("until_told")
     supervisor = outage.supervise(ref)
