@@ -14,9 +14,9 @@ from trivet.cli import specs, sweeps
 from trivet.cli.context import (
     JobArgument,
     JsonFlag,
+    add_commands,
     client,
     err,
-    fails_well,
     out,
     print_json,
     refuse,
@@ -44,10 +44,7 @@ Changes = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(fails_well(submit))
-    app.command()(fails_well(validate))
-    app.command()(fails_well(watch))
-    app.command()(fails_well(upload))
+    add_commands(app, submit, validate, watch, upload)
 
 
 def submit(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trivet.cli.context import err, fails_well, out, refuse, table
+from trivet.cli.context import add_commands, err, out, refuse, table
 from trivet.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ _Device = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    for command in (prepare, run, score):
-        vnncomp_app.command()(fails_well(command))
+    add_commands(vnncomp_app, prepare, run, score)
     app.add_typer(vnncomp_app, name="vnncomp")
 
 
