@@ -125,7 +125,7 @@ class Recorded:
             done = min(times, WARM)
             self._warm(body, done)
             if times > done:
-                self.record = self._recorded(body)
+                self.record = self._record(body)
         if self.record is not None:
             for _ in range(times - done):
                 self.record.replay()
@@ -139,7 +139,7 @@ class Recorded:
                 body()
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
-    def _recorded(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _record(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
         stream, record = _recording_stream(self.device), torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         before = torch.cuda.memory_reserved(self.device)

@@ -124,11 +124,11 @@ class Product(Elementwise, Bilinear):
         return Interval(ends.amin(dim=0), ends.amax(dim=0))
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
-        whole = [each.map(lambda end: _stretched(end, node.shape)) for each in bounds]
+        whole = [each.map(lambda end: _stretch(end, node.shape)) for each in bounds]
         return _Broadcast(_ProductPlanes(*whole), node.input_shapes)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        left, right = (each.map(lambda end: _stretched(end, node.shape)) for each in bounds)
+        left, right = (each.map(lambda end: _stretch(end, node.shape)) for each in bounds)
         start = torch.zeros_like(left.lower)
         return BlendedProducts(propagate_products, left, right, node.input_shapes, (start,))
 
@@ -179,6 +179,6 @@ class _Broadcast(Relaxed):
         return tuple(unbroadcast(each, shape) for each, shape in zip(propagated, self.shapes, strict=True)), bias
 
 
-def _stretched(end: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _stretch(end: Tensor, shape: tuple[int, ...]) -> Tensor:
     batch, *own = end.shape
     return end.reshape(batch, *(1,) * (len(shape) - len(own)), *own).expand(batch, *shape)

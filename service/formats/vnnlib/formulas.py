@@ -145,11 +145,11 @@ def _comparison(head: Token, sides: Sequence[Expression], expansion: Expansion, 
     if len(sides) < 2:
         raise head.refuse(f"two sides, not {len(sides)}, for the comparison")
     ascending = sides[::-1] if head.text.startswith(">") else sides
-    parts = [_compared(head, low, high, holds) for low, high in pairwise(ascending)]
+    parts = [_compare(head, low, high, holds) for low, high in pairwise(ascending)]
     return _combine(parts, not holds, expansion, head)
 
 
-def _compared(head: Token, low: Expression, high: Expression, holds: bool) -> list[Conjunction]:
+def _compare(head: Token, low: Expression, high: Expression, holds: bool) -> list[Conjunction]:
     def below(left: Expression, right: Expression, strict: bool) -> Conjunction:
         difference = total([left, right.times(MINUS_ONE)])
         terms = [(*variable, factor) for variable, factor in difference.terms.items() if factor]

@@ -108,7 +108,7 @@ def catalogue(
     default: str | None = None,
 ) -> Catalogue[Kind]:
     """Load every declaration; log and set aside any that is broken or claims a taken name, whatever it raises."""
-    provided = {_fixed(each.config, each.tag): _Provided(each, HOUSE, house_version()) for each in built_in}
+    provided = {_only_name(each.config, each.tag): _Provided(each, HOUSE, house_version()) for each in built_in}
     points = find(kind.group)
     claims = Counter(point.name for point in points)
     unavailable = []
@@ -125,7 +125,7 @@ def catalogue(
     return Catalogue(kind.tag, provided, tuple(unavailable), default)
 
 
-def _fixed(config: type[Any], tag: str) -> str:
+def _only_name(config: type[Any], tag: str) -> str:
     field = config.model_fields[tag]
     names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if len(names) != 1 or not isinstance(names[0], str) or field.default != names[0]:
@@ -164,7 +164,7 @@ def _check_config(kind: type[Kind], point: EntryPoint, role: str, config: Any) -
         raise _PluginError(f"its {role} is {config!r}; expected a subclass of {kind.base.__name__}")
     if missing := sorted(getattr(config, "__abstractmethods__", ())):
         raise _PluginError(f"{config.__name__} lacks {', '.join(missing)}")
-    if (name := _fixed(config, kind.tag)) != point.name:
+    if (name := _only_name(config, kind.tag)) != point.name:
         raise _PluginError(f"{config.__name__} is named {name!r}, its entry point {point.name!r}")
 
 
