@@ -187,7 +187,7 @@ class Accepted(FrozenModel):
     created: bool
 
 
-class _Page(FrozenModel, Generic[Item]):
+class _ItemPage(FrozenModel, Generic[Item]):
     items: tuple[Item, ...]
 
     def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
@@ -200,7 +200,7 @@ class _Page(FrozenModel, Generic[Item]):
         return True
 
 
-class JobPage(_Page[ListedJob]):
+class JobPage(_ItemPage[ListedJob]):
     """A page of jobs; iterating yields the jobs."""
 
     next_cursor: str | None = None
@@ -254,7 +254,7 @@ class QueueLine(FrozenModel):
     """``None`` if the ends of the jobs before it are unknown."""
 
 
-class QueuePage(_Page[QueueLine]):
+class QueuePage(_ItemPage[QueueLine]):
     """A page of the queue; iterating yields its lines. ``pending`` counts all jobs that wait for devices,
     ``dependent`` those that wait for other jobs.
     """
