@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, ValuesView
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+
+from service.garbage import uncollected
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -124,7 +125,7 @@ class Recorded:
             done = min(times, WARM)
             self._warm(body, done)
             if times > done:
-                self.record = self._recorded(body)
+                self.record = self._record(body)
         if self.record is not None:
             for _ in range(times - done):
                 self.record.replay()
@@ -138,11 +139,11 @@ class Recorded:
                 body()
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
-    def _recorded(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _record(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
         stream, record = _recording_stream(self.device), torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         before = torch.cuda.memory_reserved(self.device)
-        with torch.cuda.stream(stream), _no_collection():
+        with torch.cuda.stream(stream), uncollected():  # the collector may free another record, which would spoil this
             record.capture_begin(self.memory.pool(self.device), capture_error_mode="thread_local")
             try:
                 body()
@@ -154,18 +155,6 @@ class Recorded:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         self.memory.bytes += max(0, torch.cuda.memory_reserved(self.device) - before)
         return record
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector off: it may free another record at any time, which would spoil this one."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @cache

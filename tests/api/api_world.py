@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ import httpx2
 import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from waiting import eventually
+from served_app import served
 
 from api.main import create_app
 from service.jobs.accounts import Scope
@@ -108,17 +107,8 @@ class Server:
 def serving(settings: Settings, store: Store) -> Iterator[Server]:
     """The application on a socket of its own, until the block ends."""
     app = create_app(settings, store)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    socket = config.bind_socket()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
-    thread.start()
-    eventually(lambda: server.started)
-    yield Server(f"http://127.0.0.1:{socket.getsockname()[1]}", server, app)
-    app.state.context.hub.close_soon()
-    server.should_exit = True
-    thread.join(300)
-    assert not thread.is_alive()
+    with served(app) as (url, server):
+        yield Server(url, server, app)
 
 
 @contextmanager

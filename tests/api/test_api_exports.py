@@ -25,12 +25,12 @@ from export_receiver import ExportReceiver, export_receiver
 from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from own_broker import own_broker
 from pydantic import SecretStr, ValidationError
 from waiting import eventually
 
 from api.exports.sender import ExportTimes, JobExports
 from api.exports.server import token_for
-from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import Artifact, AttemptRef
 from service.jobs.settings import Settings
 from service.jobs.store import Store
@@ -102,11 +102,7 @@ class World:
         return str(eventually(lambda: next((x for x in self.lines(job) if x.startswith(f"exported to {target}")), "")))
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker that no other service of these tests asks: any may make an export that is due."""
-    with EmbeddedBroker.start(tmp_path_factory.mktemp("exports-broker"), fsync="everysec") as server:
-        yield server.url
+__all__ = ["own_broker"]  # any service of a broker may make an export that is due
 
 
 @pytest.fixture(scope="module")

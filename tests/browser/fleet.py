@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from digits import digits_job
 from onnx import TensorProto, helper
 
 from api.requests.sweeps import children_of
@@ -26,15 +27,7 @@ SUPERVISOR = "test"
 
 def train_spec(name: str = "digits-mlp", **changes: Any) -> dict[str, Any]:
     """A small training job."""
-    spec = {
-        "kind": "train",
-        "name": name,
-        "model": {"family": "mlp", "in_features": 64, "hidden": [64, 64], "out_features": 10},
-        "data": {"source": "digits"},
-        "steps": 100,
-        "device": "cpu",
-    }
-    return {**spec, **changes}
+    return {**digits_job(64, 64, name=name, steps=100, device="cpu"), **changes}
 
 
 def verify_spec(name: str = "digits-robustness", **changes: Any) -> dict[str, Any]:

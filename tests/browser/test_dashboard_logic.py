@@ -53,7 +53,7 @@ def test_terminal_colours_are_removed(run: Any) -> None:
     assert run("format", "plain", "\x1b[31mred\x1b[0m \x1b]0;title\x07and\x00plain\ttab") == "red andplain\ttab"
 
 
-def test_a8_progress_says_the_phase_and_the_time_left(run: Any) -> None:
+def test_progress_says_the_phase_and_the_time_left(run: Any) -> None:
     told = {"done": 0, "total": 8, "unit": "instances"}
     assert run("state", "progressWords", told) == "0 of 8 instances"
     finer = {**told, "phase": "bounding hidden layers", "share": 0.25, "left_s": 75}

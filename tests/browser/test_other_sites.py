@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from dashboard_service import Complaints, Service
 from fleet import Fleet, train_spec
+from http_receiver import answering
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
@@ -69,12 +69,9 @@ def another_site(content: bytes = b"<p>hello</p>") -> Iterator[int]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             return
 
-    with HTTPServer(("127.0.0.1", 0), Site) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    server = HTTPServer(("127.0.0.1", 0), Site)
+    with answering(server):
         yield int(server.server_address[1])
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("localhost", marks=pytest.mark.slow)])

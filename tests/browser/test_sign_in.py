@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,6 +11,7 @@ import oidc_provider_mock
 import pytest
 import werkzeug.serving
 from dashboard_service import Complaints, Service
+from http_receiver import answering
 from playwright.sync_api import Browser, Page, Route, expect
 from pydantic import SecretStr
 
@@ -34,14 +34,8 @@ def providing() -> Iterator[str]:
     """Run the package's provider; its address."""
     app = oidc_provider_mock.app(user_claims=PEOPLE, require_nonce=True)
     server = werkzeug.serving.make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(server) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

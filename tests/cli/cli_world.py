@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from command_server import CommandServer
+from digits import digits_job
 from pydantic import SecretStr
+from served_app import served
 from waiting import eventually
 
 from api.main import create_app
@@ -26,13 +27,7 @@ from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import LEASES
 
-TRAIN: dict[str, Any] = {
-    "kind": "train",
-    "name": "mine",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16, 16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 10,
-}
+TRAIN = digits_job(16, 16, name="mine", steps=10)
 
 
 @dataclass(frozen=True)
@@ -142,19 +137,8 @@ class Worker:
 @contextmanager
 def serving(settings: Settings, store: Store, port: int = 0) -> Iterator[str]:
     """A real server; its address."""
-    app = create_app(settings, store)
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    listening = config.bind_socket()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    eventually(lambda: server.started)
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        app.state.context.hub.close_soon()
-        server.should_exit = True
-        thread.join(300)
+    with served(create_app(settings, store), port) as (url, _):
+        yield url
 
 
 def settings_for(broker: str, data: Path) -> Settings:

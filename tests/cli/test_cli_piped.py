@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -30,22 +31,32 @@ def test_columns_bounds_a_table_all_the_same(trivet: Cli) -> None:
     assert max(map(len, trivet("jobs", COLUMNS="100").out.splitlines())) <= 100
 
 
-def test_progress_is_told_every_few_seconds() -> None:
-    now = 0.0
-    console = Terminal(file=io.StringIO(), width=200)
+def plainly(kind: str, told: Iterable[dict[str, Any] | float]) -> str:
+    """What is printed of a job's events; a number among them is the seconds that pass."""
+    now, written = 0.0, io.StringIO()
 
-    def events() -> Any:
+    def events() -> Iterator[dict[str, Any]]:
         nonlocal now
+        for each in told:
+            if isinstance(each, float):
+                now += each
+            else:
+                yield {"job": "j", **each}
+
+    show_plainly(Terminal(file=written, width=200), {"j": kind}, events(), clock=lambda: now)
+    return written.getvalue()
+
+
+def test_progress_is_told_every_few_seconds() -> None:
+    def events() -> Any:
         yield {"type": "state", "state": "running", "reason": None}
         for step in range(1, 41):
-            now += PLAIN_S / 10
+            yield PLAIN_S / 10
             yield {"type": "progress", "done": step, "total": 40, "unit": "steps"}
             yield {"type": "metric", "step": step, "values": {"loss": 1 / step}}
         yield {"type": "state", "state": "succeeded", "reason": None}
 
-    show_plainly(console, {"j": "train"}, ({"job": "j", **event} for event in events()), clock=lambda: now)
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().splitlines() == [
+    assert plainly("train", events()).splitlines() == [
         "train: running",
         "train: 10/40 steps  loss 0.1111",
         "train: 20/40 steps  loss 0.05263",
@@ -55,49 +66,33 @@ def test_progress_is_told_every_few_seconds() -> None:
     ]
 
 
-def test_a8_progress_within_an_instance_is_told_with_the_time_left() -> None:
-    now = 0.0
-    console = Terminal(file=io.StringIO(), width=200)
-
+def test_progress_within_an_instance_is_told_with_the_time_left() -> None:
     def events() -> Any:
-        nonlocal now
         finer = {"phase": "bounding hidden layers", "share": 0.25, "left_s": 600.0}
         for more in (finer, {"done": 8}):
-            now += 2 * PLAIN_S
+            yield 2 * PLAIN_S
             yield {"type": "progress", "done": 0, "total": 8, "unit": "instances", **more}
 
-    show_plainly(console, {"j": "verify"}, ({"job": "j", **event} for event in events()), clock=lambda: now)
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().splitlines() == [
+    assert plainly("verify", events()).splitlines() == [
         "verify: 0/8 instances  bounding hidden layers, 25%, about 10 min left",
         "verify: 8/8 instances",
     ]
 
 
 def test_what_comes_before_the_work_is_told() -> None:
-    now = 0.0
-    console = Terminal(file=io.StringIO(), width=200)
-
     def events() -> Any:
-        nonlocal now
         for name in ("importing", "loading", "working", "ending"):
-            now += 2 * PLAIN_S
+            yield 2 * PLAIN_S
             yield {"type": "phase", "name": name}
 
-    show_plainly(console, {"j": "train"}, ({"job": "j", **event} for event in events()), clock=lambda: now)
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().splitlines() == ["train: importing", "train: loading", "train: ending"]
+    assert plainly("train", events()).splitlines() == ["train: importing", "train: loading", "train: ending"]
 
 
 def test_the_rungs_of_a_compile_job_are_told() -> None:
-    now = 0.0
-    console = Terminal(file=io.StringIO(), width=200)
-
     def events() -> Any:
-        nonlocal now
         yield {"type": "progress", "done": 0, "total": 3, "unit": "rungs"}
         for done, (rung, passed) in enumerate((("eager", 1.0), ("inductor", 0.0)), start=1):
-            now += 2 * PLAIN_S
+            yield 2 * PLAIN_S
             yield {
                 "type": "metric",
                 "step": done,
@@ -105,9 +100,7 @@ def test_the_rungs_of_a_compile_job_are_told() -> None:
             }
             yield {"type": "progress", "done": done, "total": 3, "unit": "rungs"}
 
-    show_plainly(console, {"j": "compile"}, ({"job": "j", **event} for event in events()), clock=lambda: now)
-    assert isinstance(console.file, io.StringIO)
-    told = console.file.getvalue()
+    told = plainly("compile", events())
     assert "1/3 rungs  train/eager passed\n" in told
     assert told.endswith("2/3 rungs  train/inductor did not pass\n")
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pytest
+from digits import digits_job
 from object_server import object_server
 from waiting import LIMIT_S, eventually
 
@@ -22,15 +22,7 @@ from service.jobs.records import Job
 from trivet import Client
 
 pytestmark = [pytest.mark.slow(45), pytest.mark.distributed]
-SPEC: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 4000,
-    "batch": {"global": 64},
-    "device": "cpu",
-    "checkpoint": {"every": 400},
-}
+SPEC = digits_job(64, steps=4000, batch={"global": 64}, device="cpu", checkpoint={"every": 400})
 
 
 class Site:

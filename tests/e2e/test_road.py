@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from digits import digits_job
 from local_service import belonging_to, give_way, part_of, processes_of
 from running_service import LIMIT_S, Service
 from safetensors.numpy import load as load_safetensors
@@ -23,45 +24,23 @@ from trivet.webhooks import verify as verify_event
 
 pytestmark = pytest.mark.distributed
 
-MODEL = {"family": "mlp", "in_features": 64, "hidden": [32, 32], "out_features": 10}
 TRAIN = {
-    "kind": "train",
-    "name": "digits in shards",
-    "model": MODEL,
-    "data": {"source": "digits"},
-    "steps": 150,
-    "optimizer": {"lr": 0.01},
-    "batch": {"global": 128},
+    **digits_job(32, 32, name="digits in shards", steps=150, optimizer={"lr": 0.01}, batch={"global": 128}),
     "parallel": {"dp_shard": 2},
     "checkpoint": {"every": 75},
     "evaluate": {"every": 75},
 }
 EVERY = 20
-LONG: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 1_000_000,
-    "parallel": {"dp_shard": 2},
-    "checkpoint": {"every": EVERY},
-    "retries": 1,
-}
+LONG = digits_job(steps=1_000_000, parallel={"dp_shard": 2}, checkpoint={"every": EVERY}, retries=1)
 
 
-EXPLODING: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 50,
-    "optimizer": {"lr": 1e30, "clip_norm": None},
-    "parallel": {"dp_shard": 2},
-}
+EXPLODING = digits_job(steps=50, optimizer={"lr": 1e30, "clip_norm": None}, parallel={"dp_shard": 2})
 
 
 @pytest.fixture(scope="module", autouse=True)
 def check(service: Service) -> str:
     """A compile check, which goes on beside the other jobs, since it proves all detectors."""
-    spec = {"kind": "compile", "model": MODEL, "modes": ["eager"], "phases": ["train"], "shapes": [64]}
+    spec = {"kind": "compile", "model": TRAIN["model"], "modes": ["eager"], "phases": ["train"], "shapes": [64]}
     return str(service.submit(spec)["id"])
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
+from digits import digits_job
 from local_service import give_way
 from waiting import LIMIT_S, eventually
 
@@ -28,15 +28,7 @@ from trivet import Client, Refused, Unreachable
 ROOT = Path(__file__).parents[2]
 STORE = "service/jobs/store"
 pytestmark = [pytest.mark.slow(30), pytest.mark.distributed]
-SPEC: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 20,
-    "batch": {"global": 64},
-    "parallel": {"dp_shard": 2},
-    "device": "cpu",
-}
+SPEC = digits_job(64, steps=20, batch={"global": 64}, parallel={"dp_shard": 2}, device="cpu")
 
 
 def git(*words: str) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from digits import digits_job
 from running_service import LIMIT_S, Service, can_fork, start, stop
 from waiting import eventually
 
@@ -52,14 +53,7 @@ CHECK = {
 }
 
 
-TRAIN: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [256, 256], "out_features": 10},
-    "data": {"source": "digits"},
-    "batch": {"global": 128},
-    "steps": 1000,
-    "preemptible": True,
-}
+TRAIN = digits_job(256, 256, batch={"global": 128}, steps=1000, preemptible=True)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from digits import digits_job
 
 from service.jobs.files import DataLayout
 from service.jobs.host.embedded_broker import EmbeddedBroker, Fsync
@@ -14,14 +15,7 @@ from service.jobs.records import NotFound
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store, StoreUnavailable
 
-SPEC = TrainSpec.model_validate(
-    {
-        "model": {"family": "mlp", "in_features": 64, "out_features": 10},
-        "data": {"source": "digits"},
-        "steps": 1,
-        "batch": {"global": 1},
-    }
-)
+SPEC = TrainSpec.model_validate(digits_job(batch={"global": 1}))
 
 
 @pytest.mark.parametrize("fsync", get_args(Fsync))

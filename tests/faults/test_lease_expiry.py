@@ -169,11 +169,7 @@ def test_work_that_was_done_when_its_lease_ended_is_a_success(fleet: Fleet) -> N
         fleet.expire_lease(ref)
     assert eventually(fleet.store.attempts.reap) == [ref.job_id]
     supervisor.send_signal(signal.SIGCONT)
-    job = fleet.ended(ref)
-    assert (job.state, job.attempt) == ("succeeded", 1)
-    assert job.result is not None
-    steps = {event["step"] for event in fleet.events(ref, "metric")}
-    assert steps == set(range(1, job.result["steps"] + 1))
+    fleet.expect_every_step(ref)
     assert supervisor.wait(LIMIT_S) == 0
 
 

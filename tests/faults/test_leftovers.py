@@ -18,9 +18,7 @@ sys.stdin.read()
 """
 
 
-def test_c10_the_scratch_folder_of_a_killed_supervisor_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_scratch_folder_of_a_killed_supervisor_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = tmp_path / "t"
     short.mkdir()
     monkeypatch.setenv("TMPDIR", str(short))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from digits import digits_job
 
 from service.jobs.files import DataLayout
 from service.jobs.host.embedded_broker import EmbeddedBroker, Fsync
@@ -20,14 +21,7 @@ from service.jobs.records import AttemptRef, NotFound, Superseded
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import HostReport, Store, StoreLimits
 
-SPEC = TrainSpec.model_validate(
-    {
-        "model": {"family": "mlp", "in_features": 64, "out_features": 10},
-        "data": {"source": "digits"},
-        "steps": 1,
-        "batch": {"global": 1},
-    }
-)
+SPEC = TrainSpec.model_validate(digits_job(batch={"global": 1}))
 LIMITS = StoreLimits(lease_s=3600, starting_lease_s=3600, heartbeat_s=3600)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import redis as redis_py
+from digits import digits_job
 from local_service import address, belonging_to, give_way, part_of, parts_of, said, up
 from waiting import LIMIT_S, eventually
 
@@ -24,14 +25,7 @@ from trivet.client import Client
 
 pytestmark = pytest.mark.distributed
 
-ENDLESS: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [256, 256], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 10**6,
-    "checkpoint": {"every": 50},
-    "device": "cpu",
-}
+ENDLESS = digits_job(256, 256, steps=10**6, checkpoint={"every": 50}, device="cpu")
 
 
 class CallsInALoop:

@@ -6,10 +6,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from digits import digits_job
 from local_service import address, belonging_to, give_way, part_of, said, up
 from waiting import LIMIT_S, eventually
 
@@ -17,12 +17,7 @@ from trivet.client import Client
 
 pytestmark = pytest.mark.slow
 
-TRAIN: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16, 16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 600,
-}
+TRAIN = digits_job(16, 16, steps=600)
 
 
 @contextmanager
@@ -57,7 +52,7 @@ def brokers(data: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.distributed
-def test_c2_starts_after_kill_9_take_over_and_the_job_ends_once(tmp_path: Path) -> None:
+def test_starts_after_kill_9_take_over_and_the_job_ends_once(tmp_path: Path) -> None:
     """At the port of the killed one; and at another one, whose API was dead before."""
     data = tmp_path / "data"
     with up(data) as process, client_of(process, data) as client:
@@ -85,7 +80,7 @@ def test_c2_starts_after_kill_9_take_over_and_the_job_ends_once(tmp_path: Path) 
 
 
 @pytest.mark.waits
-def test_c5_the_api_killed_while_the_broker_hangs_ends_nothing_else_and_c2_leftovers_that_hang_are_ended(
+def test_the_api_killed_while_the_broker_hangs_ends_nothing_else_and_leftovers_that_hang_are_ended(
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "data"

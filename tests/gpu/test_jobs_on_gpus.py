@@ -10,21 +10,13 @@ import sys
 from typing import Any
 
 import pytest
+from digits import digits_job
 from gpu_jobs import GPUS, ended, losses, nothing_left_of, signal_ranks
 from running_service import LIMIT_S, Service
 
 from service.schedules import GENERATORS
 
-DIGITS = {"family": "mlp", "in_features": 64, "hidden": [32, 32], "out_features": 10}
-SMALL = {
-    "kind": "train",
-    "model": DIGITS,
-    "data": {"source": "digits"},
-    "steps": 300,
-    "optimizer": {"lr": 0.01},
-    "batch": {"global": 128},
-    "device": "cuda",
-}
+SMALL = digits_job(32, 32, steps=300, optimizer={"lr": 0.01}, batch={"global": 128}, device="cuda")
 ENDLESS = {**SMALL, "steps": 10_000_000, "retries": 0}
 
 
@@ -37,7 +29,7 @@ def classifier(service: Service) -> dict[str, Any]:
 def test_compiled_fsdp_equals_eager(service: Service, family: str) -> None:
     ranks = min(2, GPUS)
     models = {
-        "mlp": {"model": DIGITS, "data": {"source": "digits"}},
+        "mlp": {"model": SMALL["model"], "data": {"source": "digits"}},
         "transformer": {
             "model": {"family": "transformer", "dim": 64, "layers": 2, "max_sequence": 32},
             "data": {"source": "tokens", "sequence": 32},

@@ -27,7 +27,7 @@ from typing import Any
 import launching
 import pytest
 
-from workers.imports import uncollected
+from service.garbage import uncollected
 from workers.linux import die_with_parent
 
 INDEX_BYTES = 4

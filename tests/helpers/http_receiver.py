@@ -6,10 +6,23 @@ import gzip
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 Answer = Callable[[str, str, dict[str, str], bytes], tuple[int, str, bytes]]
 """``(method, path, headers, body)`` of a request to status, media type and body of its answer; names in lower case."""
+
+
+@contextmanager
+def answering(server: HTTPServer) -> Iterator[str]:
+    """Let a server answer from a thread of its own until the end of the block; yield its URL."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextmanager
@@ -34,12 +47,5 @@ def listening(answer: Answer, port: int = 0) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with answering(ThreadingHTTPServer(("127.0.0.1", port), Handler)) as url:
+        yield url

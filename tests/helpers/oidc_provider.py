@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
+from http_receiver import answering
 
 CLIENT_ID, CLIENT_SECRET = "trivet", "s3cret with spaces & signs"
 
@@ -124,13 +124,5 @@ def providing() -> Iterator[LocalProvider]:
             form = {name: values[0] for name, values in parse_qs(body).items()}
             self._answer(*provider.trade(form, self.headers.get("Authorization", "")))
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    provider.issuer = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as provider.issuer:
         yield provider
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -29,7 +29,7 @@ import rank_main
 import torch
 import torch.distributed as dist
 
-from workers.imports import uncollected
+from service.garbage import uncollected
 from workers.linux import ROOM, die_with_parent
 
 BEFOREHAND = (

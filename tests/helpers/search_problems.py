@@ -23,11 +23,15 @@ from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
-from service.verification.bab.activations.search import split_activations
-from service.verification.bab.decision import SearchProgress, SearchResult
+from service.verification.bab.activations.search import begin_splitting_activations
+from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
+from service.verification.bab.inputs.search import begin_splitting_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
 from service.verification.engine import NetworkEngine
+
+Problem = tuple[ModelUnderVerification, Specification, Method, float, ProgressListener]
+"""What a search takes; the number is its deadline."""
 
 
 def tick(patch: pytest.MonkeyPatch) -> None:
@@ -218,6 +222,16 @@ def exact_minimum(net: nn.Sequential, lower: Tensor, upper: Tensor, row: Tensor,
 
 def ignored(moment: SearchProgress) -> None:
     pass
+
+
+def split_inputs(*problem: *Problem) -> SearchResult:
+    """Search until the deadline."""
+    return begin_splitting_inputs(*problem).run(problem[3])
+
+
+def split_activations(*problem: *Problem) -> SearchResult:
+    """Search until the deadline."""
+    return begin_splitting_activations(*problem).run(problem[3])
 
 
 def searched(

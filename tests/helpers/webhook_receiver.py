@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from http_receiver import answering
 
 
 @dataclass
@@ -41,13 +42,6 @@ def receiving() -> Iterator[Receiver]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver.url = f"http://127.0.0.1:{server.server_address[1]}/hook"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        receiver.url = f"{url}/hook"
         yield receiver
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

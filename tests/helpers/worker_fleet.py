@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import redis as redis_py
+from digits import digits_job
 from launching import RankServers
 from supervising import Supervisor, start_supervisor
 from waiting import LIMIT_S, eventually
@@ -38,17 +39,7 @@ HOST = "alpha"
 
 
 def train_spec(name: str, ranks: int = 1, **fields: Any) -> TrainSpec:
-    return TrainSpec.model_validate(
-        {
-            "name": name,
-            "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10},
-            "data": {"source": "digits"},
-            "steps": 1,
-            "parallel": {"dp_shard": ranks},
-            "device": "cpu",
-            **fields,
-        }
-    )
+    return TrainSpec.model_validate({**digits_job(64, name=name, parallel={"dp_shard": ranks}, device="cpu"), **fields})
 
 
 class Worker:
@@ -161,6 +152,13 @@ class Fleet:
     def ended(self, ref: AttemptRef) -> Job:
         """The job, once it is terminal."""
         return eventually(lambda: job if (job := self.job(ref)).ended_at is not None else None)
+
+    def expect_every_step(self, ref: AttemptRef) -> None:
+        """The job succeeds in its first attempt, and each of its steps has been told."""
+        job = self.ended(ref)
+        assert (job.state, job.attempt) == ("succeeded", 1)
+        assert job.result is not None
+        assert {event["step"] for event in self.events(ref, "metric")} == set(range(1, job.result["steps"] + 1))
 
     def events(self, ref: AttemptRef, *types: str) -> list[dict[str, Any]]:
         page = self.store.events.page(ref.job_id, after="0-0", types=set(types) or None, limit=10_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hostile_answers import audit_line, body, log_line, stream
+from http_receiver import answering
 
 
 class Hostile(ThreadingHTTPServer):
@@ -31,14 +31,8 @@ class Hostile(ThreadingHTTPServer):
 @contextmanager
 def hostile_service() -> Iterator[Hostile]:
     server = Hostile(("127.0.0.1", 0), _Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with answering(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

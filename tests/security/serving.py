@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
-import uvicorn
-from waiting import eventually
+from served_app import served
 
 from api.main import create_app
 from api.offload import Checker, CheckerSettings
@@ -46,21 +44,8 @@ class Service:
 def serving(settings: Settings) -> Iterator[Service]:
     """The API of these settings on a free port of the loopback."""
     store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
-    app = create_app(settings, store)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    listening = config.bind_socket()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        eventually(lambda: server.started)
-        yield Service(f"http://127.0.0.1:{listening.getsockname()[1]}", settings, store)
-    finally:
-        app.state.context.hub.close_soon()
-        server.should_exit = True
-        thread.join(300)
-        store.close()
-    assert not thread.is_alive()
+    with closing(store), served(create_app(settings, store)) as (url, _):
+        yield Service(url, settings, store)
 
 
 MLP = {"family": "mlp", "in_features": 1, "hidden": [4], "out_features": 1}

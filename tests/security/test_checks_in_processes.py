@@ -259,29 +259,22 @@ def test_a_process_that_read_no_file_takes_the_next_request_of_its_owner_alone(d
     asyncio.run(asked())
 
 
-def test_what_a_kept_process_cannot_answer_a_new_one_does(data: DataLayout) -> None:
+@pytest.mark.parametrize("server_too", [False, True])
+def test_what_a_kept_process_cannot_answer_a_new_one_does(data: DataLayout, server_too: bool) -> None:
+    """Also where the server that it was forked from was killed, which takes it along."""
+
     async def asked() -> None:
         checker = Checker(Settings(check_memory_gib=8.0), replace(PATIENT, keep_s=3600.0))
         first = await checker.problems(plain(data, 1), "ada")
         (kept,) = checks()
-        kept.kill()
+        if server_too:
+            kept.parent().kill()
+            await asyncio.to_thread(eventually, lambda: is_gone(kept))
+        else:
+            kept.kill()
         assert await checker.problems(plain(data, 1), "ada") == first
-        assert len(checks()) == 1
-        assert checks() != [kept]
-        await checker.stop()
-
-    asyncio.run(asked())
-
-
-def test_a_kept_process_whose_server_was_killed_is_replaced_with_it(data: DataLayout) -> None:
-    async def asked() -> None:
-        checker = Checker(Settings(check_memory_gib=8.0), replace(PATIENT, keep_s=3600.0))
-        first = await checker.problems(plain(data, 1), "ada")
-        (kept,) = checks()
-        kept.parent().kill()
-        await asyncio.to_thread(eventually, lambda: is_gone(kept))
-        assert await checker.problems(plain(data, 1), "ada") == first
-        assert checks() != [kept]
+        (new,) = checks()
+        assert new != kept
         await checker.stop()
 
     asyncio.run(asked())

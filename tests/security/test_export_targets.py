@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 import redis as redis_py
+from digits import digits_job
 from export_receiver import ExportReceiver, export_receiver
 from pydantic import SecretStr
 from serving import serving
@@ -17,12 +17,7 @@ from waiting import eventually
 from service.jobs.settings import Settings
 from service.jobs.spec.train import TrainSpec
 
-SPEC: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 1,
-}
+SPEC = digits_job()
 
 
 @pytest.fixture

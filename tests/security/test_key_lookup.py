@@ -65,7 +65,7 @@ def verified(store: Store, work: Work, redis: redis_py.Redis, secret: str) -> tu
     return found, Work(list(work.trips), commands, work.digests, work.comparisons)
 
 
-def test_b7_a_refusal_takes_the_same_work_whether_the_key_exists_or_not(
+def test_a_refusal_takes_the_same_work_whether_the_key_exists_or_not(
     broker: str, redis: redis_py.Redis, tmp_path: Path, work: Work
 ) -> None:
     store = Store.connect(broker, DataLayout(tmp_path))

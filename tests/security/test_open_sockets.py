@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import pytest
 import redis as redis_py
+from digits import digits_job
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
@@ -73,9 +74,7 @@ def connected(address: tuple[str, int]) -> socket.socket:
         ("localhost.evil.example", 421), ("", 421), ("a b", 421), ("[::1].evil.example", 421),
     ],
 )  # fmt: skip
-def test_b7_a_name_that_another_site_made_lead_here_is_refused(
-    address: tuple[str, int], host: str, status: int
-) -> None:
+def test_a_name_that_another_site_made_lead_here_is_refused(address: tuple[str, int], host: str, status: int) -> None:
     for path in ("/healthz", "/login", "/static/theme.js", "/v1/jobs"):
         with connected(address) as client:
             client.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
@@ -87,7 +86,7 @@ def test_b7_a_name_that_another_site_made_lead_here_is_refused(
             assert b"content-security-policy" in answer.lower()
 
 
-def test_b7_names_of_the_service_are_a_setting() -> None:
+def test_names_of_the_service_are_a_setting() -> None:
     settings = Settings(allowed_hosts="trivet.example.org, *.lab.example", host="0.0.0.0")
     names = known_names(settings)
     for known in ("trivet.example.org", "Trivet.Example.org:443", "a.lab.example", "a.b.lab.example:1"):
@@ -98,7 +97,7 @@ def test_b7_names_of_the_service_are_a_setting() -> None:
 
 
 @given(name=st.from_regex(r"[a-z0-9.:\[\]-]{0,40}", fullmatch=True))
-def test_b7_only_known_names_and_addresses_are_names(name: str) -> None:
+def test_only_known_names_and_addresses_are_names(name: str) -> None:
     names = frozenset({"localhost", "*.lab.example"})
     if is_known(name, names):
         bare = re.sub(r":[0-9a-z.\[\]-]*$", "", name) if not name.startswith("[") else name
@@ -109,7 +108,7 @@ def test_b7_only_known_names_and_addresses_are_names(name: str) -> None:
         )
 
 
-def test_b7_only_named_proxies_are_believed(broker: str, redis: redis_py.Redis, tmp_path: Path) -> None:
+def test_only_named_proxies_are_believed(broker: str, redis: redis_py.Redis, tmp_path: Path) -> None:
     """Also one that uvicorn would not believe by itself; it says that a sign-in came from 192.0.2.1."""
     environment = {
         **os.environ, "TRIVET_DATA": str(tmp_path / "data"), "TRIVET_REDIS_URL": broker, "TRIVET_PORT": "0",
@@ -141,7 +140,7 @@ def test_b7_only_named_proxies_are_believed(broker: str, redis: redis_py.Redis, 
     ("proxies", "believed"),
     [(None, True), ("127.0.0.1", True), ("127.0.0.0/8,10.0.0.1", True), ("192.0.2.9", False), (" ", False)],
 )
-def test_b7_proxies_are_addresses_and_networks(proxies: str | None, believed: bool) -> None:
+def test_proxies_are_addresses_and_networks(proxies: str | None, believed: bool) -> None:
     settings = Settings() if proxies is None else Settings(trusted_proxies=proxies)
     seen: list[str] = []
 
@@ -157,12 +156,12 @@ def test_b7_proxies_are_addresses_and_networks(proxies: str | None, believed: bo
 
 
 @pytest.mark.parametrize("proxies", ["*", "proxy.example", "10.0.0.1/8", "1.2.3"])
-def test_b7_what_is_no_address_of_a_proxy_is_refused(proxies: str) -> None:
+def test_what_is_no_address_of_a_proxy_is_refused(proxies: str) -> None:
     with pytest.raises(ValidationError, match="neither an address nor a network"):
         Settings(trusted_proxies=proxies)
 
 
-def test_b7_compose_names_its_proxy() -> None:
+def test_compose_names_its_proxy() -> None:
     import yaml
 
     compose = yaml.safe_load((Path(__file__).parents[2] / "docker-compose.yml").read_text())
@@ -192,7 +191,7 @@ def umask(value: int) -> Iterator[None]:
         os.umask(before)
 
 
-def test_b7_a_folder_is_closed_to_others_and_stays_so(tmp_path: Path) -> None:
+def test_a_folder_is_closed_to_others_and_stays_so(tmp_path: Path) -> None:
     with umask(0o022):
         fresh, old = tmp_path / "fresh", tmp_path / "old"
         old.mkdir()
@@ -207,7 +206,7 @@ def test_b7_a_folder_is_closed_to_others_and_stays_so(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_b7_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()
     folder.chmod(0o755)
@@ -219,7 +218,7 @@ def test_b7_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize("part", ["api", pytest.param("workers", marks=pytest.mark.slow)])
-def test_b7_each_part_says_so_and_does_not_start(broker: str, tmp_path: Path, part: str) -> None:
+def test_each_part_says_so_and_does_not_start(broker: str, tmp_path: Path, part: str) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()
     os.chown(folder, NOBODY, NOBODY)
@@ -231,18 +230,12 @@ def test_b7_each_part_says_so_and_does_not_start(broker: str, tmp_path: Path, pa
     assert list(folder.iterdir()) == []
 
 
-SPEC: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 2,
-    "checkpoint": {"every": 1},
-}
+SPEC = digits_job(steps=2, checkpoint={"every": 1})
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_b7_nothing_that_a_service_and_its_jobs_write_is_open_to_other_users(tmp_path: Path) -> None:
+def test_nothing_that_a_service_and_its_jobs_write_is_open_to_other_users(tmp_path: Path) -> None:
     from local_service import address as announced
     from local_service import said, up
 

@@ -50,7 +50,7 @@ def ready(data: Path, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.mark.slow
-def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
+def test_the_service_of_the_data_folder_is_reached_by_its_socket(
     broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / ("a folder with a path that is longer than a socket's address may be " * 2) / "data"
@@ -75,7 +75,7 @@ def test_b4_the_service_of_the_data_folder_is_reached_by_its_socket(
 
 
 @pytest.mark.slow
-def test_b4_a_second_service_of_a_folder_leaves_the_socket_to_the_first_and_takes_it_over_once_that_was_killed(
+def test_a_second_service_of_a_folder_leaves_the_socket_to_the_first_and_takes_it_over_once_that_was_killed(
     broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
@@ -110,7 +110,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
-def test_b4_certificates_are_verified_and_one_can_be_pinned(
+def test_certificates_are_verified_and_one_can_be_pinned(
     broker: str, redis: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 import redis as redis_py
+from digits import digits_job
 from lanes import first_fast
 from pydantic import SecretStr
 from serving import Service, serving
@@ -21,12 +22,7 @@ from service.jobs.settings import Settings
 from service.jobs.store.keyspace import SESSION, SESSION_TICKET
 from service.jobs.store.sessions import SessionSecrets
 
-SPEC: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 1,
-}
+SPEC = digits_job()
 ENDS_WITHIN_S = 50.0
 """The service looks twice a second; a busy machine gets more time before a test calls a stream endless."""
 

@@ -16,6 +16,7 @@ import httpx2
 import pytest
 import redis as redis_py
 import uvicorn
+from digits import digits_job
 from pydantic import SecretStr
 from sockets import received
 from waiting import LIMIT_S, eventually
@@ -30,13 +31,7 @@ from service.jobs.store.keyspace import JOB_EVENTS
 
 HEAD_S, BODY_S, READ_S = 1.0, 4.0, 16.0
 """The server's limits, in seconds of :class:`Clock`."""
-TRAINING = TrainSpec.model_validate(
-    {
-        "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-        "data": {"source": "digits"},
-        "steps": 1,
-    }
-)
+TRAINING = TrainSpec.model_validate(digits_job())
 HALF = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Le"
 
 
@@ -172,7 +167,7 @@ def api(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 @pytest.mark.slow
-def test_b7_two_hundred_half_open_requests_do_not_stop_the_api_and_are_ended(api: Api) -> None:
+def test_two_hundred_half_open_requests_do_not_stop_the_api_and_are_ended(api: Api) -> None:
     url = f"http://127.0.0.1:{api.address[1]}/healthz"
     with ExitStack() as held:
         half_open = [held.enter_context(api.connect()) for _ in range(200)]
@@ -185,7 +180,7 @@ def test_b7_two_hundred_half_open_requests_do_not_stop_the_api_and_are_ended(api
     assert httpx2.get(url, timeout=300).status_code == 200
 
 
-def test_b7_a_head_that_comes_byte_by_byte_has_the_same_time(api: Api) -> None:
+def test_a_head_that_comes_byte_by_byte_has_the_same_time(api: Api) -> None:
     with api.connect() as client:
         for byte in HALF[:8]:
             api.send((client, bytes([byte])))
@@ -193,7 +188,7 @@ def test_b7_a_head_that_comes_byte_by_byte_has_the_same_time(api: Api) -> None:
         assert received(client).startswith(b"HTTP/1.1 408 ")
 
 
-def test_b7_a_head_without_end_is_refused(api: Api) -> None:
+def test_a_head_without_end_is_refused(api: Api) -> None:
     with api.connect() as client:
         client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
         try:
@@ -205,7 +200,7 @@ def test_b7_a_head_without_end_is_refused(api: Api) -> None:
     assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
 
 
-def test_b7_a_body_that_stops_ends_its_connection(api: Api, redis: redis_py.Redis) -> None:
+def test_a_body_that_stops_ends_its_connection(api: Api, redis: redis_py.Redis) -> None:
     with api.connect() as client:
         api.send((client, api.upload(10 * LEAST_BODY) + b"x" * 100))
         api.clock.advance(BODY_S)
@@ -214,7 +209,7 @@ def test_b7_a_body_that_stops_ends_its_connection(api: Api, redis: redis_py.Redi
     eventually(lambda: not [path for path in files if path.is_file() and path.exists()])
 
 
-def test_b7_a_body_that_keeps_coming_may_take_its_time(api: Api, redis: redis_py.Redis) -> None:
+def test_a_body_that_keeps_coming_may_take_its_time(api: Api, redis: redis_py.Redis) -> None:
     pieces = 10
     with api.connect() as client:
         api.send((client, api.upload(pieces * 2 * LEAST_BODY)))
@@ -225,7 +220,7 @@ def test_b7_a_body_that_keeps_coming_may_take_its_time(api: Api, redis: redis_py
         assert received(client).startswith(b"HTTP/1.1 201 ")
 
 
-def test_b7_a_connection_serves_several_requests_and_may_rest_between_them(api: Api) -> None:
+def test_a_connection_serves_several_requests_and_may_rest_between_them(api: Api) -> None:
     with api.connect() as client:
         for _ in range(3):
             client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -239,7 +234,7 @@ def test_b7_a_connection_serves_several_requests_and_may_rest_between_them(api: 
         assert received(client).startswith(b"HTTP/1.1 408 ")
 
 
-def test_b7_a_stream_outlives_the_limits_on_requests(api: Api, redis: redis_py.Redis) -> None:
+def test_a_stream_outlives_the_limits_on_requests(api: Api, redis: redis_py.Redis) -> None:
     secret = api.store.keys.create("ann", ["read"])[1]
     headers = {"Authorization": f"Bearer {secret}", "Accept": "text/event-stream"}
     url = f"http://127.0.0.1:{api.address[1]}/v1/events"
@@ -288,7 +283,7 @@ def wait_until_unread(api: Api) -> None:
     eventually(lambda: any(timer.due == api.clock.seconds + READ_S for timer in list(api.clock.timers)))
 
 
-def test_b7_a_stream_that_is_never_read_is_cut_off_and_resumes_where_it_was(api: Api, redis: redis_py.Redis) -> None:
+def test_a_stream_that_is_never_read_is_cut_off_and_resumes_where_it_was(api: Api, redis: redis_py.Redis) -> None:
     job_id, secret = reported(api, redis), api.store.keys.create("ann", ["read"])[1]
     with following(api, job_id, secret) as client:
         wait_until_unread(api)
@@ -309,7 +304,7 @@ def test_b7_a_stream_that_is_never_read_is_cut_off_and_resumes_where_it_was(api:
     assert first == f"id: {ids[len(seen)]}"
 
 
-def test_b7_a_stream_that_is_read_slowly_goes_on(api: Api, redis: redis_py.Redis) -> None:
+def test_a_stream_that_is_read_slowly_goes_on(api: Api, redis: redis_py.Redis) -> None:
     job_id, secret = reported(api, redis), api.store.keys.create("ann", ["read"])[1]
     with following(api, job_id, secret) as client:
         for _ in range(3):

@@ -19,6 +19,7 @@ from unittest.mock import patch
 import pytest
 import typer.core
 import typer.main
+from digits import digits_job
 from hostile_service import Hostile, hostile_service
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -358,12 +359,7 @@ def test_a_log_record_is_one_record_whatever_it_holds(text: str) -> None:
     assert all(line.startswith("  ") for line in rest)
 
 
-SPEC: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 1,
-}
+SPEC = digits_job()
 
 
 @given(text=TEXTS.filter(lambda text: not any("\ud800" <= letter <= "\udfff" for letter in text)))

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 import redis as redis_py
+from own_broker import own_broker
 from pydantic import SecretStr
 from serving import Service, serving
 from waiting import eventually
@@ -27,12 +28,7 @@ from service.jobs.store.keyspace import WEBHOOK_DUE, WEBHOOKS_FAILING
 from trivet.webhooks import verify
 from workers.supervisor.uploader import Thresholds
 
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of this file's own: its service lives as long as the file's tests."""
-    with EmbeddedBroker.start(tmp_path_factory.mktemp("broker"), fsync="everysec") as server:
-        yield server.url
+__all__ = ["own_broker"]  # the file's service lives as long as its tests
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from trivet.errors import TrivetError, Unreachable
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def test_b4_whatever_listens_on_the_port_is_not_sent_the_admin_key(
+def test_whatever_listens_on_the_port_is_not_sent_the_admin_key(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = listener.url.rpartition(":")[2]
@@ -36,7 +36,7 @@ def test_b4_whatever_listens_on_the_port_is_not_sent_the_admin_key(
 
 
 @pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.slow), False], ids=["admin key", "no admin key"])
-def test_b4_a_key_in_the_environment_without_a_url_is_sent_to_the_data_folders_socket_only(
+def test_a_key_in_the_environment_without_a_url_is_sent_to_the_data_folders_socket_only(
     listener: Listener, folder: Path, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     if not own:
@@ -48,7 +48,7 @@ def test_b4_a_key_in_the_environment_without_a_url_is_sent_to_the_data_folders_s
     assert listener.keys == []
 
 
-def test_b4_a_file_in_the_working_folder_redirects_no_key_from_elsewhere(
+def test_a_file_in_the_working_folder_redirects_no_key_from_elsewhere(
     listener: Listener, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "trivet.toml").write_text(f'url = "{listener.url}"\n')
@@ -62,13 +62,13 @@ def test_b4_a_file_in_the_working_folder_redirects_no_key_from_elsewhere(
     assert listener.keys == [""]
 
 
-def test_b4_a_file_with_both_names_a_service_and_its_key(listener: Listener, folder: Path) -> None:
+def test_a_file_with_both_names_a_service_and_its_key(listener: Listener, folder: Path) -> None:
     (folder / "trivet.toml").write_text(f'url = "{listener.url}"\nkey = "tvt_of_the_file"\n')
     ask()
     assert listener.keys == ["Bearer tvt_of_the_file"]
 
 
-def test_b4_the_key_of_such_a_file_goes_to_no_other_url(
+def test_the_key_of_such_a_file_goes_to_no_other_url(
     listener: Listener, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "trivet.toml").write_text('url = "http://127.0.0.1:9"\nkey = "tvt_of_the_file"\n')
@@ -84,7 +84,7 @@ def test_b4_the_key_of_such_a_file_goes_to_no_other_url(
     assert listener.keys == ["Bearer tvt_of_the_file"]
 
 
-def test_b4_both_from_the_environment_are_the_users_own_choice(
+def test_both_from_the_environment_are_the_users_own_choice(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIVET_URL", listener.url)
@@ -95,7 +95,7 @@ def test_b4_both_from_the_environment_are_the_users_own_choice(
     assert listener.keys == [f"Bearer {SECRET}"]
 
 
-def test_b4_a_file_that_is_named_is_a_choice_too(
+def test_a_file_that_is_named_is_a_choice_too(
     listener: Listener, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "trivet.toml").write_text(f'url = "{listener.url}"\n')
@@ -106,7 +106,7 @@ def test_b4_a_file_that_is_named_is_a_choice_too(
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_b4_a_redirect_is_not_followed(listener: Listener, status: int) -> None:
+def test_a_redirect_is_not_followed(listener: Listener, status: int) -> None:
     with listening() as other:
         listener.status, listener.headers = status, {"Location": f"{other.url}/v1/jobs"}
         for call in (lambda: ask(listener.url, SECRET), lambda: list(Client(listener.url, SECRET).logs("job_x"))):
@@ -115,7 +115,7 @@ def test_b4_a_redirect_is_not_followed(listener: Listener, status: int) -> None:
         assert other.keys == []
 
 
-def test_b4_a_proxy_of_the_environment_does_not_see_what_is_asked_of_this_machine(
+def test_a_proxy_of_the_environment_does_not_see_what_is_asked_of_this_machine(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with listening() as proxy:
@@ -125,7 +125,7 @@ def test_b4_a_proxy_of_the_environment_does_not_see_what_is_asked_of_this_machin
         assert (proxy.keys, listener.keys) == ([], [f"Bearer {SECRET}"])
 
 
-def test_b4_a_key_with_characters_that_none_has_is_refused_without_being_shown(listener: Listener) -> None:
+def test_a_key_with_characters_that_none_has_is_refused_without_being_shown(listener: Listener) -> None:
     with pytest.raises(TrivetError, match="characters") as refused:
         ask(listener.url, "tvt_x\nX-Other: y")
     assert "tvt_x" not in str(refused.value)
@@ -133,7 +133,7 @@ def test_b4_a_key_with_characters_that_none_has_is_refused_without_being_shown(l
 
 @needs_root
 @pytest.mark.parametrize("change", ["owner", "writable"])
-def test_b4_a_file_that_somebody_else_put_there_is_not_read(folder: Path, change: str) -> None:
+def test_a_file_that_somebody_else_put_there_is_not_read(folder: Path, change: str) -> None:
     path = folder / "trivet.toml"
     path.write_text('host = "0.0.0.0"\nbehind_proxy = true\n')
     if change == "owner":
@@ -152,7 +152,7 @@ def test_b4_a_file_that_somebody_else_put_there_is_not_read(folder: Path, change
             Settings()
 
 
-def test_b4_the_command_says_so_and_exits_2(folder: Path) -> None:
+def test_the_command_says_so_and_exits_2(folder: Path) -> None:
     (folder / "trivet.toml").write_text("port = 1\n")
     (folder / "trivet.toml").chmod(0o666)
     ran = subprocess.run([sys.executable, "-m", "trivet", "jobs"], capture_output=True, text=True, check=False)
@@ -162,7 +162,7 @@ def test_b4_the_command_says_so_and_exits_2(folder: Path) -> None:
 
 
 @needs_root
-def test_b4_a_key_goes_to_no_socket_in_a_folder_of_somebody_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_goes_to_no_socket_in_a_folder_of_somebody_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX) as trap:
         trap.bind(str(folder / ".trivet" / "api.sock"))
         trap.listen()
@@ -176,7 +176,7 @@ def test_b4_a_key_goes_to_no_socket_in_a_folder_of_somebody_else(folder: Path, m
 
 
 @pytest.mark.slow
-def test_b4_nor_to_one_in_a_folder_that_others_may_write_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_goes_to_no_socket_in_a_folder_open_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (None, SECRET):
         if key is not None:
             monkeypatch.setenv("TRIVET_KEY", key)
@@ -189,7 +189,7 @@ def test_b4_nor_to_one_in_a_folder_that_others_may_write_to(folder: Path, monkey
 
 
 @needs_root
-def test_b4_root_is_not_shown_to_another_key_by_a_link_in_a_users_folder(folder: Path) -> None:
+def test_root_is_not_shown_to_another_key_by_a_link_in_a_users_folder(folder: Path) -> None:
     data = folder / ".trivet"
     (folder / "of_root").write_text(SECRET)
     (data / "admin.key").unlink()
@@ -203,9 +203,7 @@ def test_b4_root_is_not_shown_to_another_key_by_a_link_in_a_users_folder(folder:
     assert resolve(None, None).key == SECRET
 
 
-def test_b4_a_found_file_does_not_say_whom_to_trust_for_another_url(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_found_file_does_not_say_whom_to_trust_for_another_url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "trivet.toml").write_text('ca_cert = "evil.pem"\n')
     monkeypatch.setenv("TRIVET_URL", "https://example.org")
     monkeypatch.setenv("TRIVET_KEY", SECRET)
@@ -225,7 +223,7 @@ SOURCES = ("argument", "environment", "file")  # the first that names one is ask
     keys=st.fixed_dictionaries({where: st.booleans() for where in SOURCES}),
     named=st.booleans(),
 )
-def test_b4_whatever_is_chosen_where_a_key_meets_its_own_url_or_none_that_was_only_found(
+def test_whatever_is_chosen_where_a_key_meets_its_own_url_or_none_that_was_only_found(
     tmp_path_factory: pytest.TempPathFactory, urls: dict[str, str | None], keys: dict[str, bool], named: bool
 ) -> None:
     here = tmp_path_factory.mktemp("chosen")

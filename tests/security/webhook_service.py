@@ -7,16 +7,11 @@ from typing import Any
 
 import httpx2
 import pytest
+from digits import digits_job
 from waiting import eventually
 from webhook_receiver import Receiver, receiving
 
-SPEC: dict[str, Any] = {
-    "kind": "train",
-    "name": "mine",
-    "model": {"family": "mlp", "in_features": 64, "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 1,
-}
+SPEC = digits_job(name="mine")
 
 
 @pytest.fixture

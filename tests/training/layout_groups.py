@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import pytest
 from launching import Torchrun
 
 Case = tuple[str, str]
+
+
+def of_ranks(layouts: dict[str, dict[str, Any]], world: int) -> list[str]:
+    """Name the layouts over as many ranks."""
+    return [name for name, layout in layouts.items() if prod(layout["parallel"].values()) == world]
 
 
 class Groups:
@@ -40,6 +47,13 @@ class Groups:
             self._found |= self._train(str(self.folder), [(first, "alone")])
         found: dict[str, Any] = self._found[name]
         return found
+
+    def expect_the_same(self, first: str, second: str, tolerance: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Check that a layout has the losses and norms of one process; return the results of both."""
+        alone, found = self.alone(first), self.of(first, second)
+        for series in ("loss", "grad_norm", "eval_loss"):
+            assert found[series] == pytest.approx(alone[series], rel=tolerance, abs=0), series
+        return alone, found
 
     def _run(self, case: Case) -> dict[str, Any]:
         kind = self._ranks[case], case in self._fast

@@ -152,12 +152,16 @@ def test_a_lower_mode_for_evaluation_rules_out_cuda_graphs_in_training(data: Dat
     assert lowest_mode(modes) == "inductor"
 
 
+def keep(data: DataLayout, name: str, content: bytes, promised: bytes) -> tuple[CompileChoice, dict[str, str]]:
+    """A choice of a gate that left compiled code, and what its manifest says of it."""
+    file = data.job(GATE).artifacts / "compile_cache" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    return CompileChoice(train=True, gate=GATE), {f"compile_cache/{name}": hashlib.sha256(promised).hexdigest()}
+
+
 def test_what_was_compiled_is_found_by_phase_mode_and_rank(data: DataLayout) -> None:
-    folder = data.job(GATE).artifacts / "compile_cache"
-    folder.mkdir(parents=True)
-    (folder / "train-inductor-1.bin").write_bytes(b"compiled")
-    choice = CompileChoice(train=True, gate=GATE)
-    known = {"compile_cache/train-inductor-1.bin": hashlib.sha256(b"compiled").hexdigest()}
+    choice, known = keep(data, "train-inductor-1.bin", b"compiled", b"compiled")
     assert portable_caches(choice, {"train": "inductor"}, data, 1, known) == [b"compiled"]
     assert portable_caches(choice, {"train": "inductor"}, data, 0, known) == []
     assert portable_caches(choice, {"train": "aot_eager"}, data, 1, known) == []
@@ -166,11 +170,7 @@ def test_what_was_compiled_is_found_by_phase_mode_and_rank(data: DataLayout) -> 
 
 def test_compiled_code_that_nobody_vouches_for_is_not_read(data: DataLayout) -> None:
     """To load it is to unpickle it: only what the manifest of a job of the same owner has, unchanged."""
-    folder = data.job(GATE).artifacts / "compile_cache"
-    folder.mkdir(parents=True)
-    (folder / "train-inductor-0.bin").write_bytes(b"planted later")
-    choice = CompileChoice(train=True, gate=GATE)
-    known = {"compile_cache/train-inductor-0.bin": hashlib.sha256(b"compiled").hexdigest()}
+    choice, known = keep(data, "train-inductor-0.bin", b"planted later", b"compiled")
     assert portable_caches(choice, {"train": "inductor"}, data, 0, known) == []
     assert portable_caches(choice, {"train": "inductor"}, data, 0, {}) == []
 

@@ -81,8 +81,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Gr
 @pytest.mark.distributed
 @pytest.mark.parametrize(("subject", "layout"), slow_but_for(CASES, *FAST))
 def test_layout_equals_the_single_process(outcomes: Groups, subject: str, layout: str) -> None:
-    expected, got = outcomes.alone(subject), outcomes.of(subject, layout)
-    for series in ("loss", "grad_norm", "eval_loss"):
-        assert got[series] == pytest.approx(expected[series], rel=TOLERANCE, abs=0), series
+    expected, got = outcomes.expect_the_same(subject, layout, TOLERANCE)
     for value in ("parameters", "eval_accuracy", "eval_certified_accuracy"):
         assert got["result"].get(value) == expected["result"].get(value), value

@@ -211,6 +211,4 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Gr
 @pytest.mark.distributed
 @pytest.mark.parametrize(("subject", "layout"), slow_but_for(RUNS, *FAST))
 def test_layout_equals_the_single_process(outcomes: Groups, subject: str, layout: str) -> None:
-    expected, got = outcomes.alone(subject), outcomes.of(subject, layout)
-    for series in ("loss", "grad_norm", "eval_loss"):
-        assert got[series] == pytest.approx(expected[series], rel=1e-10, abs=0), series
+    outcomes.expect_the_same(subject, layout, 1e-10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import Torchrun
+from layout_groups import of_ranks
 from safetensors.torch import load_file
 from torch.nn import functional
 from training_runs import JOB, TRANSFORMER, train
@@ -93,18 +93,14 @@ def singles(tmp_path_factory: pytest.TempPathFactory) -> Singles:
     return single
 
 
-def of_ranks(world: int) -> list[str]:
-    return [name for name, layout in LAYOUTS.items() if prod(layout["parallel"].values()) == world]
-
-
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("world", "names"),
     [
         (2, FAST),
         pytest.param(2, ["tp2, tied"], marks=pytest.mark.slow),
-        pytest.param(4, of_ranks(4), marks=pytest.mark.slow),
-        pytest.param(8, of_ranks(8), marks=pytest.mark.slow),
+        pytest.param(4, of_ranks(LAYOUTS, 4), marks=pytest.mark.slow),
+        pytest.param(8, of_ranks(LAYOUTS, 8), marks=pytest.mark.slow),
     ],
 )
 def test_no_layout_shows_its_padding(

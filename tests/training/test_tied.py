@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from launching import Torchrun
+from layout_groups import of_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
@@ -70,17 +70,13 @@ def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: run(tmp_path_factory.mktemp("single"), {"model": name} if name else {}) for name in ("", "odd")}
 
 
-def of_ranks(world: int) -> list[str]:
-    return [name for name, layout in LAYOUTS.items() if prod(layout["parallel"].values()) == world]
-
-
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("world", "names"),
     [
         (2, FAST),
-        pytest.param(2, [name for name in of_ranks(2) if name not in FAST], marks=pytest.mark.slow),
-        pytest.param(4, of_ranks(4), marks=pytest.mark.slow),
+        pytest.param(2, [name for name in of_ranks(LAYOUTS, 2) if name not in FAST], marks=pytest.mark.slow),
+        pytest.param(4, of_ranks(LAYOUTS, 4), marks=pytest.mark.slow),
     ],
 )
 def test_every_layout_trains_one_table(

@@ -122,7 +122,7 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
 
     from limited_memory import OPTIMISTIC, Claims, size_of
     from nets import mlp
-    from search_problems import exact_minimum, model_from, specification_of
+    from search_problems import exact_minimum, model_from, specification_of, split_activations, split_inputs
     from torch import nn
 
     from service.bounds.interval import Interval
@@ -134,8 +134,6 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
     from service.models import build
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
-    from service.verification.bab.activations.search import split_activations
-    from service.verification.bab.inputs.search import split_inputs
     from service.verification.bab.search_group import SearchGroup
 
     distributed.start("cpu")

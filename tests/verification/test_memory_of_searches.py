@@ -13,7 +13,7 @@ from lanes import slow_but_for
 from limited_memory import OPTIMISTIC, LimitedMemory, RandomFailures, size_of
 from little_memory import CPU, LIMITS, WIDTHS, dense, on
 from nets import mlp
-from search_problems import exact_minimum, model_from, specification_of, tick
+from search_problems import exact_minimum, model_from, specification_of, split_activations, split_inputs, tick
 from torch import Tensor, nn
 
 from service.bounds.memory import (
@@ -25,10 +25,8 @@ from service.bounds.replay import Plain
 from service.verification.bab.activations import search as activations
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.recorded_optimisation import RecordedOptimisation
-from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchProgress, SearchResult, SearchStrategy
 from service.verification.bab.driver import decide
-from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.settings import OptimiserSettings, SearchSettings
 from service.verification.bab.time_plan import TimePlan

@@ -24,7 +24,7 @@ from service.verification.progress import JobProgress
 
 @pytest.mark.parametrize("method", slow_but_for(METHODS, "ibp", "alpha-crown"))
 @pytest.mark.parametrize("rigorous", slow_but_for([False, True], False))
-def test_a8_the_share_grows_to_one_and_the_bounds_stay(method: str, rigorous: bool) -> None:
+def test_the_share_grows_to_one_and_the_bounds_stay(method: str, rigorous: bool) -> None:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(6, 12), torch.nn.ReLU(), torch.nn.Linear(12, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3)]
     dtype = torch.float64 if rigorous else torch.float32
@@ -62,7 +62,7 @@ class _Told(RecordingReporter):
     stages=st.integers(1, 3),
     decided=st.integers(0, 10),
 )
-def test_a8_work_at_an_even_pace_leaves_the_time_that_it_takes(sizes: list[int], stages: int, decided: int) -> None:
+def test_work_at_an_even_pace_leaves_the_time_that_it_takes(sizes: list[int], stages: int, decided: int) -> None:
     """A second for each quarter of an instance: whatever the batches, the estimate is the time that follows."""
     total, clock = decided + sum(sizes), 100.0
     reporter = _Told()
@@ -81,13 +81,13 @@ def test_a8_work_at_an_even_pace_leaves_the_time_that_it_takes(sizes: list[int],
     assert told == pytest.approx(expected)
 
 
-def test_a8_stages_share_an_analysis() -> None:
+def test_stages_share_an_analysis() -> None:
     ends = [JobProgress.of_stage(RecordingReporter(), 1, 1, stage, 3) for stage in range(3)]
     assert [stage.first for stage in ends] == pytest.approx([0, 1 / 9, 4 / 9])
     assert [stage.last for stage in ends] == pytest.approx([1 / 9, 4 / 9, 1])
 
 
-def test_a8_a_job_tells_its_share_and_the_time_left(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_tells_its_share_and_the_time_left(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     job, report = context(trained)

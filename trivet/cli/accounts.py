@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from service.jobs.accounts import DEFAULT_PROJECT, ROLES, SCOPES
-from trivet.cli.context import JsonFlag, client, fails_well, future, out, print_json, refuse, table
+from trivet.cli.context import JsonFlag, add_commands, client, future, out, print_json, refuse, table
 from trivet.cli.fleet import ExpiresOption, print_secret
 from trivet.cli.jobs import age
 
@@ -17,9 +17,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="name of the a
 
 
 def register(app: typer.Typer) -> None:
-    for command in (create, key, disable, enable, delete):
-        accounts_app.command()(fails_well(command))
-    accounts_app.command("list")(fails_well(list_accounts))
+    add_commands(accounts_app, create, key, disable, enable, delete, list=list_accounts)
     app.add_typer(accounts_app, name="accounts")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from service.jobs.records.audit import AuditAction, AuditEntry, AuditHead, BrokenChain, VerifiedChain, verify_chain
-from trivet.cli.context import JsonFlag, client, err, fails_well, out, past, print_json, refuse, table
+from trivet.cli.context import JsonFlag, add_commands, client, err, fails_well, out, past, print_json, refuse, table
 from trivet.cli.exit_codes import ExitCode
 
 audit_app = typer.Typer(help="The audit log (needs an admin key).", invoke_without_command=True)
@@ -25,8 +25,7 @@ JobOption = Annotated[str | None, typer.Option(help="id of a job")]
 
 def register(app: typer.Typer) -> None:
     audit_app.callback()(fails_well(audit))
-    audit_app.command()(fails_well(export))
-    audit_app.command()(fails_well(verify))
+    add_commands(audit_app, export, verify)
     app.add_typer(audit_app, name="audit")
 
 

@@ -10,14 +10,13 @@ from typing import Annotated
 
 import typer
 
-from trivet.cli.context import fails_well, out, refuse
+from trivet.cli.context import add_commands, out, refuse
 
 broker_app = typer.Typer(help="The broker of a deployment.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    broker_app.command("acl")(fails_well(access_list))
-    broker_app.command("invite")(fails_well(invite))
+    add_commands(broker_app, acl=access_list, invite=invite)
     app.add_typer(broker_app, name="broker")
 
 

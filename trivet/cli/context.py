@@ -122,6 +122,14 @@ def _name_missing_package(error: ModuleNotFoundError) -> None:
     )
 
 
+def add_commands(app: typer.Typer, *commands: Callable[..., None], **named: Callable[..., None]) -> None:
+    """Add commands with such messages, under their functions' names or under these."""
+    for command in commands:
+        app.command()(fails_well(command))
+    for name, command in named.items():
+        app.command(name)(fails_well(command))
+
+
 def refuse(message: str) -> NoReturn:
     """End the command: its input was wrong."""
     err.block(message, style="red", indent=2)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivet.cli.context import JsonFlag, client, each_of, err, fails_well, job_ids, out, past, print_json, refuse
+from trivet.cli.context import JsonFlag, add_commands, client, each_of, err, job_ids, out, past, print_json, refuse
 
 if TYPE_CHECKING:
     from trivet.client import Client
@@ -22,7 +22,7 @@ _Ids = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(fails_well(delete))
+    add_commands(app, delete)
 
 
 def delete(

@@ -10,7 +10,18 @@ import typer
 
 from service.jobs.accounts import ROLES, SCOPES, Scope
 from service.jobs.spec.common import LOCAL
-from trivet.cli.context import JsonFlag, client, duration, fails_well, future, out, print_json, refuse, table
+from trivet.cli.context import (
+    JsonFlag,
+    add_commands,
+    client,
+    duration,
+    fails_well,
+    future,
+    out,
+    print_json,
+    refuse,
+    table,
+)
 from trivet.cli.exit_codes import ExitCode
 from trivet.cli.jobs import age
 
@@ -27,16 +38,11 @@ hosts_app = typer.Typer(help="Worker hosts.", invoke_without_command=True)
 
 def register(app: typer.Typer) -> None:
     hosts_app.callback()(fails_well(hosts))
-    hosts_app.command()(fails_well(drain))
-    hosts_app.command()(fails_well(resume))
-    app.command()(fails_well(alerts))
-    keys_app.command("create")(fails_well(create_key))
-    keys_app.command("list")(fails_well(list_keys))
-    keys_app.command("rotate")(fails_well(rotate_key))
-    keys_app.command("revoke")(fails_well(revoke_key))
+    add_commands(hosts_app, drain, resume)
+    add_commands(keys_app, create=create_key, list=list_keys, rotate=rotate_key, revoke=revoke_key)
+    add_commands(app, alerts, settings)
     app.add_typer(hosts_app, name="hosts")
     app.add_typer(keys_app, name="keys")
-    app.command()(fails_well(settings))
 
 
 def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:

@@ -17,10 +17,10 @@ from trivet.cli.context import (
     JobArgument,
     JobArguments,
     JsonFlag,
+    add_commands,
     client,
     each_of,
     err,
-    fails_well,
     out,
     plain,
     print_csv,
@@ -40,11 +40,8 @@ _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "runnin
 
 
 def register(app: typer.Typer) -> None:
-    app.command("jobs")(fails_well(list_jobs))
-    app.command()(fails_well(show))
-    app.command()(fails_well(compare))
-    app.command()(fails_well(cancel))
-    app.command()(fails_well(retry))
+    add_commands(app, jobs=list_jobs)
+    add_commands(app, show, compare, cancel, retry)
 
 
 def list_jobs(

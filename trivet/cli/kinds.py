@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from trivet.cli.context import JsonFlag, client, err, fails_well, out, print_json, table
+from trivet.cli.context import JsonFlag, add_commands, client, err, out, print_json, table
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(fails_well(kinds))
+    add_commands(app, kinds)
 
 
 def kinds(as_json: JsonFlag = False) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from trivet.cli.context import JsonFlag, err, fails_well, out, print_json, refuse
+from trivet.cli.context import JsonFlag, add_commands, err, out, print_json, refuse
 from trivet.cli.exit_codes import ExitCode
 from trivet.cli.first_spec import first_spec
 
@@ -85,8 +85,7 @@ _STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
 def register(app: typer.Typer) -> None:
-    for command in (backup, restore, doctor, init):
-        app.command()(fails_well(command))
+    add_commands(app, backup, restore, doctor, init)
 
 
 def doctor(as_json: JsonFlag = False) -> None:

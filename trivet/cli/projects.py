@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from service.jobs.accounts import ROLES, ProjectDetails, Quotas
-from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, refuse, table
+from trivet.cli.context import JobArgument, JsonFlag, add_commands, client, out, print_json, refuse, table
 from trivet.cli.jobs import age
 
 projects_app = typer.Typer(help="Projects and their members.", no_args_is_help=True)
@@ -18,16 +18,11 @@ _Member = Annotated[str, typer.Argument(metavar="NAME", help="the name of the me
 
 
 def register(app: typer.Typer) -> None:
-    projects_app.command("list")(fails_well(list_projects))
-    projects_app.command("create")(fails_well(create))
-    projects_app.command("show")(fails_well(show))
-    projects_app.command("set")(fails_well(change))
-    projects_app.command("delete")(fails_well(delete))
-    members_app.command("set")(fails_well(set_member))
-    members_app.command("remove")(fails_well(remove_member))
+    add_commands(projects_app, list=list_projects, create=create, show=show, set=change, delete=delete)
+    add_commands(members_app, set=set_member, remove=remove_member)
     projects_app.add_typer(members_app, name="members")
     app.add_typer(projects_app, name="projects")
-    app.command()(fails_well(share))
+    add_commands(app, share)
 
 
 def list_projects(as_json: JsonFlag = False) -> None:

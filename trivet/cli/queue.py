@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
+from trivet.cli.context import JsonFlag, add_commands, client, fails_well, out, print_json, table
 
 if TYPE_CHECKING:
     from service.jobs.records import QueueLine, StartEstimate
@@ -23,9 +23,9 @@ shares_app = typer.Typer(help="Shares of projects.", invoke_without_command=True
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(fails_well(queue))
+    add_commands(app, queue)
     shares_app.callback()(fails_well(shares))
-    shares_app.command()(fails_well(weigh))
+    add_commands(shares_app, weigh)
     app.add_typer(shares_app, name="shares")
 
 

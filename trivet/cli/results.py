@@ -21,9 +21,9 @@ from trivet.cli.context import (
     CsvFlag,
     JobArgument,
     JsonFlag,
+    add_commands,
     client,
     err,
-    fails_well,
     out,
     print_csv,
     print_json,
@@ -43,8 +43,7 @@ FALSIFIED, OUTPUTS = 5, 10
 
 
 def register(app: typer.Typer) -> None:
-    for command in (logs, metrics, bounds, report, artifacts):
-        app.command()(fails_well(command))
+    add_commands(app, logs, metrics, bounds, report, artifacts)
 
 
 def logs(

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from trivet.cli import specs
-from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse
+from trivet.cli.context import JsonFlag, add_commands, client, out, print_json, refuse
 
 if TYPE_CHECKING:
     from service.jobs.submission.plan import Plan, PlannedCell, PlannedRank
@@ -23,7 +23,7 @@ _IDLE = "·"
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(fails_well(schedule))
+    add_commands(app, schedule)
 
 
 def schedule(

@@ -11,12 +11,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from trivet.cli.context import fails_well, out, refuse
+from trivet.cli.context import add_commands, out, refuse
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, demo, api, worker):
-        app.command()(fails_well(command))
+    add_commands(app, up, demo, api, worker)
 
 
 def up() -> None:

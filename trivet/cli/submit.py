@@ -14,9 +14,9 @@ from trivet.cli import specs, sweeps
 from trivet.cli.context import (
     JobArgument,
     JsonFlag,
+    add_commands,
     client,
     err,
-    fails_well,
     out,
     print_json,
     refuse,
@@ -44,10 +44,7 @@ Changes = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(fails_well(submit))
-    app.command()(fails_well(validate))
-    app.command()(fails_well(watch))
-    app.command()(fails_well(upload))
+    add_commands(app, submit, validate, watch, upload)
 
 
 def submit(
@@ -70,7 +67,7 @@ def submit(
     """
     if bool(files) == (batch is not None):
         refuse("name one or more SPEC files, or a list of specs with --batch")
-    changed = _attached(changes or (), project)
+    changed = _upload_attached(changes or (), project)
     given = [specs.read(file, changed) for file in files or ()]
     if batch is not None:
         _submit_many(specs.read_batch(batch, changed), project, watching, as_json)
@@ -135,7 +132,7 @@ def validate(
 ) -> None:
     """Check specs like a submission, and submit nothing. A spec that would be refused exits 2."""
     told = []
-    changed = _attached(changes or (), project)
+    changed = _upload_attached(changes or (), project)
     with client() as service:
         for given in [specs.read(file, changed) for file in files]:
             with given.blamed():
@@ -217,7 +214,7 @@ def tell(job: Job, out: Terminal, err: Terminal) -> None:
             out.print(f"  {line}")
         leaves_a_model = job.kind != "train" or job.spec.get("program") is None
         out.block((_NEXT.get(job.kind, _ANY_KIND) if leaves_a_model else _ANY_KIND).format(id=job.id))
-        if command := _gated(job):
+        if command := _suggest_training(job):
             out.print(command)
         return
     if job.error is not None:
@@ -229,7 +226,7 @@ def tell(job: Job, out: Terminal, err: Terminal) -> None:
         err.print(f"again, from its last checkpoint if it has one: trivet retry {job.id}")
 
 
-def _gated(job: Job) -> str | None:
+def _suggest_training(job: Job) -> str | None:
     """Return the command that trains with the modes that a compile check allows, on its mesh; None if there is none."""
     gate = (job.result or {}).get("gate") if job.kind == "compile" else None
     phases = [phase for phase in ("train", "inference") if isinstance(gate, dict) and gate.get(phase)]
@@ -252,16 +249,16 @@ def result_lines(result: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
             yield from value
         elif isinstance(value, dict) and value and all(_is_scalar(each) for each in value.values()):
-            yield f"{_words(name)}: {', '.join(f'{key} {_shown(each)}' for key, each in value.items())}"
+            yield f"{_words(name)}: {', '.join(f'{key} {_format_value(each)}' for key, each in value.items())}"
         elif _is_scalar(value) and value is not None:
-            yield f"{_words(name)}: {_shown(value)}"
+            yield f"{_words(name)}: {_format_value(value)}"
 
 
 def _is_scalar(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float))
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
@@ -271,7 +268,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _attached(changes: Sequence[str], project: str | None) -> list[str]:
+def _upload_attached(changes: Sequence[str], project: str | None) -> list[str]:
     """Upload the files in changes of a spec (``model.onnx=@mine.onnx``) and return the changes with their ids.
     A file is uploaded once; if one cannot be read, none is uploaded.
     """

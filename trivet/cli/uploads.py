@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
+from trivet.cli.context import JsonFlag, add_commands, client, fails_well, out, print_json, table
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _Project = Annotated[str | None, typer.Option(help="project of the uploads, for 
 
 def register(app: typer.Typer) -> None:
     uploads_app.callback()(fails_well(uploads))
-    uploads_app.command()(fails_well(delete))
+    add_commands(uploads_app, delete)
     app.add_typer(uploads_app, name="uploads")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trivet.cli.context import err, fails_well, out, refuse, table
+from trivet.cli.context import add_commands, err, out, refuse, table
 from trivet.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ _Device = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    for command in (prepare, run, score):
-        vnncomp_app.command()(fails_well(command))
+    add_commands(vnncomp_app, prepare, run, score)
     app.add_typer(vnncomp_app, name="vnncomp")
 
 
@@ -38,7 +37,7 @@ def prepare(category: _Category, onnx: _Onnx, vnnlib: _Vnnlib, device: _Device =
     """Read both files of an instance, and trace its network, so that the run need not. Exit 2 if it cannot be run."""
     from trivet.vnncomp import deciding  # noqa: PLC0415 - as are the others: most commands need none of it
 
-    deciding.prepare(deciding.Question.read(category, onnx, vnnlib), _asking(device))
+    deciding.prepare(deciding.Question.read(category, onnx, vnnlib), _find_decider(device))
 
 
 def run(
@@ -57,7 +56,7 @@ def run(
     from trivet.vnncomp.deciding import Question, decide  # noqa: PLC0415
 
     def ask(*question: Any) -> Mapping[str, Any] | None:
-        return _asking(device)(*question)  # what is wrong with the service is part of the answer, too
+        return _find_decider(device)(*question)  # what is wrong with the service is part of the answer, too
 
     decided = decide(lambda: Question.read(category, onnx, vnnlib), ask, timeout)
     atomic_write(results, decided.text().encode())
@@ -66,7 +65,7 @@ def run(
         err.print(f"{decided.verdict}: {decided.reason}")
 
 
-def _asking(device: Literal["auto", "cpu", "cuda"]) -> Asking:
+def _find_decider(device: Literal["auto", "cpu", "cuda"]) -> Asking:
     from trivet.vnncomp.deciding import asking, service_here  # noqa: PLC0415
 
     client = service_here()
@@ -100,7 +99,7 @@ def score(
     from trivet.vnncomp.series import ResultsFolder  # noqa: PLC0415
 
     others = {name: ResultsFolder(path) for name, path in map(_peer, peers or ())}
-    every, own, ask = instances(folder), ResultsFolder(into), _asking(device)
+    every, own, ask = instances(folder), ResultsFolder(into), _find_decider(device)
 
     def answer(each: BenchmarkInstance) -> Decided:
         limit = each.limit_s if most_s is None else min(each.limit_s, most_s)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from service.jobs.spec.common import JobState, WebhookFormat
-from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
+from trivet.cli.context import JsonFlag, add_commands, client, out, print_json, table
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
@@ -19,11 +19,8 @@ WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="a webhook's 
 
 
 def register(app: typer.Typer) -> None:
-    webhooks_app.command("create")(fails_well(create_webhook))
-    webhooks_app.command("list")(fails_well(list_webhooks))
-    webhooks_app.command("deliveries")(fails_well(list_deliveries))
-    webhooks_app.command("secret")(fails_well(_show_secret))
-    webhooks_app.command("delete")(fails_well(delete_webhook))
+    add_commands(webhooks_app, create=create_webhook, list=list_webhooks, deliveries=list_deliveries)
+    add_commands(webhooks_app, secret=_show_secret, delete=delete_webhook)
     app.add_typer(webhooks_app, name="webhooks")
 
 

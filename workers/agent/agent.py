@@ -247,22 +247,8 @@ class Agent:
             return
         if f"{ref.job_id}:{ref.attempt}" in self._registry.live():
             return
-        settings = self._settings
-        self._supervisors.start(
-            SupervisorOrder(
-                job_id=ref.job_id,
-                attempt=ref.attempt,
-                host=ref.host,
-                address=self._address,
-                broker_url=settings.broker_url,
-                data=str(settings.layout.root),
-                stop_grace_s=settings.stop_grace_s,
-                limits=self._limits,
-                policy=self._policy,
-                log_format=settings.log_format,
-                devices={"cuda": len(self._report.cuda), "cpu": self._report.cpu_slots},
-            )
-        )
+        devices = {"cuda": len(self._report.cuda), "cpu": self._report.cpu_slots}
+        self._supervisors.start(SupervisorOrder.of(ref, self._address, self._settings, self._policy, devices))
 
     def _beat(self) -> None:
         offers = {desk.name: desk.description for desk in self._desks}

@@ -116,19 +116,7 @@ class _HostOfAllocation:
         return None
 
     def _order(self, ref: AttemptRef) -> None:
-        settings = self._settings
-        order = SupervisorOrder(
-            job_id=ref.job_id,
-            attempt=ref.attempt,
-            host=ref.host,
-            address=self._report.address,
-            broker_url=settings.broker_url,
-            data=str(settings.layout.root),
-            stop_grace_s=settings.stop_grace_s,
-            limits=settings.store_limits,
-            policy=self._policy,
-            log_format=settings.log_format,
-        )
+        order = SupervisorOrder.of(ref, self._report.address, self._settings, self._policy, {})
         assert self._supervisor.stdin is not None
         with contextlib.suppress(OSError), self._supervisor.stdin as pipe:  # its end is seen below
             pipe.write(order.to_line())

@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
+from service.garbage import uncollected
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins.catalogue import HOUSE
 from workers import forks
-from workers.imports import uncollected
 
 logger = logging.getLogger(__name__)
 

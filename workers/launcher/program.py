@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workers.imports import uncollected
+from service.garbage import uncollected
 from workers.launcher.confinement import Confinement
 from workers.launcher.namespaces import enter_user_namespace
 from workers.linux import ROOM, die_with_parent, present_as

@@ -23,6 +23,7 @@ from typing import Literal, NoReturn, cast
 
 import orjson
 
+from service.garbage import uncollected
 from service.jobs.files import DISK_FULL, DataLayout, atomic_write, full_disk
 from service.jobs.runtime import (
     ENDING,
@@ -39,7 +40,6 @@ from service.jobs.runtime import (
     connect,
 )
 from workers.event_protocol import LineSplitter
-from workers.imports import uncollected
 from workers.linux import die_with_parent, uptime
 from workers.rank.stacks import write_on_request
 

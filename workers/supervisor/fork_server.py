@@ -20,8 +20,8 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 
+from service.garbage import uncollected
 from workers import forks
-from workers.imports import uncollected
 from workers.linux import die_with_parent, present_as, use_large_pages
 from workers.supervisor.group import Group
 from workers.supervisor.image import ImportedImage

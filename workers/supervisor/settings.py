@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from service.jobs.records import AttemptRef
+from service.jobs.settings import Settings
 from service.jobs.store import StoreLimits
 from service.jobs.text import LogFormat
 from workers.supervisor.job_policy import JobPolicy
@@ -91,6 +93,25 @@ class SupervisorOrder:
     log_format: LogFormat = "text"
     devices: dict[str, int] = field(default_factory=dict)
     """The host's devices by pool, among which its cores are divided; of a pool that is left out, those of the part."""
+
+    @classmethod
+    def of(
+        cls, ref: AttemptRef, address: str, settings: Settings, policy: JobPolicy, devices: Mapping[str, int]
+    ) -> SupervisorOrder:
+        """Order a part as the settings of its host's worker say."""
+        return cls(
+            ref.job_id,
+            ref.attempt,
+            ref.host,
+            address,
+            settings.broker_url,
+            str(settings.layout.root),
+            settings.stop_grace_s,
+            settings.store_limits,
+            policy,
+            settings.log_format,
+            dict(devices),
+        )
 
     @property
     def ref(self) -> AttemptRef:

@@ -27,7 +27,7 @@ from service.bounds.operators.allowance import (
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.linear import Affine, AffineOperator, constant_only
-from service.bounds.operators.mul import Bilinear
+from service.bounds.operators.mul import Bilinear, BlendedProducts
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxed, RigorousStep
@@ -132,7 +132,9 @@ class MatrixOfTwo(Bilinear):
         x, y = bounds
         products = node.size * node.input_shapes[0][-1]
         if products <= MOST_PRODUCTS:
-            return _BlendedTerms.of(node, x, y)
+            terms = (*node.shape[:-1], node.input_shapes[0][-1], node.shape[-1])
+            start = x.lower.new_zeros(len(x.lower), *terms)
+            return BlendedProducts(propagate_matrices, x, y, node.input_shapes, (start,))
         start = x.lower.new_zeros(len(x.lower), *node.shape)
         return _BlendedMatrices(x, y, node.input_shapes, (start, start))
 
@@ -161,34 +163,6 @@ class MatrixOfTwo(Bilinear):
 
 MOST_PRODUCTS = 2**13
 """Products of one instance: every row has parameters for each of them."""
-
-
-@dataclass(frozen=True, eq=False)
-class _BlendedTerms:
-    """``X·Y`` as a sum of products ``(…, i, k, j)``, each with a blend of its own."""
-
-    left: Interval
-    right: Interval
-    start: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, node: Node, x: Interval, y: Interval) -> _BlendedTerms:
-        inner = node.input_shapes[0][-1]
-        return cls(x, y, (x.lower.new_zeros(len(x.lower), *node.shape[:-1], inner, node.shape[-1]),))
-
-    def member(self, parameters: tuple[Tensor, ...]) -> _SummedTerms:
-        return _SummedTerms(self, parameters[0])
-
-
-@dataclass(frozen=True, eq=False)
-class _SummedTerms(Relaxed):
-    family: _BlendedTerms
-    places: Tensor
-
-    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        ends = [(each.lower, each.upper) for each in (self.family.left, self.family.right)]
-        *onto, bias = propagate_matrices(coefficients, self.places, *ends)
-        return tuple(onto), bias
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,14 +6,14 @@ Products are relaxed by McCormick's planes (1976): ``x·y ≥ ly·x + lx·y − 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from service.bounds.fused import propagate_products, weighted
+from service.bounds.fused import Ends, OntoBoth, propagate_products, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -124,13 +124,13 @@ class Product(Elementwise, Bilinear):
         return Interval(ends.amin(dim=0), ends.amax(dim=0))
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
-        whole = [each.map(lambda end: _stretched(end, node.shape)) for each in bounds]
+        whole = [each.map(lambda end: _stretch(end, node.shape)) for each in bounds]
         return _Broadcast(_ProductPlanes(*whole), node.input_shapes)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        left, right = (each.map(lambda end: _stretched(end, node.shape)) for each in bounds)
+        left, right = (each.map(lambda end: _stretch(end, node.shape)) for each in bounds)
         start = torch.zeros_like(left.lower)
-        return _BlendedProduct(left, right, node.input_shapes, (start,))
+        return BlendedProducts(propagate_products, left, right, node.input_shapes, (start,))
 
     def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         found = widened(self.interval(node, inputs, tp_group), 4 * TINY, 4 * TINY)
@@ -141,12 +141,14 @@ class Product(Elementwise, Bilinear):
 
 
 @dataclass(frozen=True, eq=False)
-class _BlendedProduct:
-    """Each side has two planes, and all planes between them are sound: 0 is the plane of :class:`_ProductPlanes`.
+class BlendedProducts:
+    """Each side of a product has two planes, and all planes between them are sound: 0 is the plane of
+    :class:`_ProductPlanes`. One parameter suffices for an entry of a row, since a row's coefficient has one sign.
 
-    One parameter suffices for an entry of a row, since a row's coefficient has one sign.
+    ``propagate`` leads coefficients to the factors, given a place between the planes for each product.
     """
 
+    propagate: Callable[[Tensor, Tensor, Ends, Ends], OntoBoth]
     left: Interval
     right: Interval
     shapes: tuple[tuple[int, ...], ...]
@@ -158,12 +160,12 @@ class _BlendedProduct:
 
 @dataclass(frozen=True, eq=False)
 class _BlendedPlanes(Relaxed):
-    family: _BlendedProduct
+    family: BlendedProducts
     places: Tensor
 
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        ends = [(each.lower, each.upper) for each in (self.family.left, self.family.right)]
-        *onto, bias = propagate_products(coefficients, self.places, *ends)
+        left, right = ((each.lower, each.upper) for each in (self.family.left, self.family.right))
+        *onto, bias = self.family.propagate(coefficients, self.places, left, right)
         return tuple(unbroadcast(each, shape) for each, shape in zip(onto, self.family.shapes, strict=True)), bias
 
 
@@ -177,6 +179,6 @@ class _Broadcast(Relaxed):
         return tuple(unbroadcast(each, shape) for each, shape in zip(propagated, self.shapes, strict=True)), bias
 
 
-def _stretched(end: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _stretch(end: Tensor, shape: tuple[int, ...]) -> Tensor:
     batch, *own = end.shape
     return end.reshape(batch, *(1,) * (len(shape) - len(own)), *own).expand(batch, *shape)

@@ -8,7 +8,7 @@ points. So any slope, also an optimised one, gives a sound line.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import inf
 from typing import ClassVar
@@ -63,19 +63,7 @@ class SmoothFunction:
     @cached_property
     def curve(self) -> Curve:
         """Return the function as the rigorous bounds evaluate it."""
-        return Curve(
-            self.function,
-            self.value_error,
-            self.derivative,
-            self.slope_error,
-            self.inflections,
-            self.stationary,
-            self.least,
-            self.greatest,
-            self.defined,
-            self.inside,
-            self.first_tangent,
-        )
+        return Curve(**{each.name: getattr(self, each.name) for each in fields(Curve)})
 
     def range(self, bounds: Interval) -> Interval:
         """Return the least and the greatest value: at the ends, or at a stationary point within."""

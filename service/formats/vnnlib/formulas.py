@@ -11,7 +11,6 @@ without rounding.
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from service.formats.vnnlib.terms import (
     total,
     trees,
 )
+from service.garbage import uncollected
 
 VARIABLE = re.compile(r"([XY])_(\d{1,9})", re.ASCII)
 MOST_DISJUNCTS = 100_000
@@ -145,11 +145,11 @@ def _comparison(head: Token, sides: Sequence[Expression], expansion: Expansion, 
     if len(sides) < 2:
         raise head.refuse(f"two sides, not {len(sides)}, for the comparison")
     ascending = sides[::-1] if head.text.startswith(">") else sides
-    parts = [_compared(head, low, high, holds) for low, high in pairwise(ascending)]
+    parts = [_compare(head, low, high, holds) for low, high in pairwise(ascending)]
     return _combine(parts, not holds, expansion, head)
 
 
-def _compared(head: Token, low: Expression, high: Expression, holds: bool) -> list[Conjunction]:
+def _compare(head: Token, low: Expression, high: Expression, holds: bool) -> list[Conjunction]:
     def below(left: Expression, right: Expression, strict: bool) -> Conjunction:
         difference = total([left, right.times(MINUS_ONE)])
         terms = [(*variable, factor) for variable, factor in difference.terms.items() if factor]
@@ -230,18 +230,9 @@ _HEADERS = frozenset({"set-logic", "set-info", "set-option", "check-sat", "get-m
 """Statements about the solver and its output, not about the query."""
 
 
+@uncollected()
 def parse(text: str) -> Query:
     """Parse a file's text into its query. Raises :class:`VnnlibError`."""
-    was_enabled = gc.isenabled()
-    gc.disable()  # searching the many small objects of a large file takes as long as making them
-    try:
-        return _parsed(text)
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _parsed(text: str) -> Query:
     declared, expansion = Declared(), Expansion()
     assertions: list[list[Conjunction]] = []
     for tree in trees(text):

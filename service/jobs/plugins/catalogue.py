@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from service.jobs.plugins.declarations import DataSource, Declaration, JobKind, one_of
@@ -62,6 +62,11 @@ class Catalogue(Generic[Kind]):
         """Return the type of all configurations, for a pydantic field that is discriminated by ``tag``."""
         return one_of(tuple(each.declaration.form for each in self.provided.values()))
 
+    def reference(self, *readers: BeforeValidator) -> Any:
+        """Return the type of a field that names one of them, perhaps by its bare name; ``readers`` come after that."""
+        refuse, read = BeforeValidator(self.refuse_unavailable), BeforeValidator(self.read_name)
+        return Annotated[self.union(), Field(discriminator=self.tag), refuse, *readers, read]
+
     def read_name(self, value: Any) -> Any:
         """Read a bare name as what has it, with nothing to set, and fields without a name as those of the default."""
         if isinstance(value, str):
@@ -103,7 +108,7 @@ def catalogue(
     default: str | None = None,
 ) -> Catalogue[Kind]:
     """Load every declaration; log and set aside any that is broken or claims a taken name, whatever it raises."""
-    provided = {_fixed(each.config, each.tag): _Provided(each, HOUSE, house_version()) for each in built_in}
+    provided = {_only_name(each.config, each.tag): _Provided(each, HOUSE, house_version()) for each in built_in}
     points = find(kind.group)
     claims = Counter(point.name for point in points)
     unavailable = []
@@ -120,7 +125,7 @@ def catalogue(
     return Catalogue(kind.tag, provided, tuple(unavailable), default)
 
 
-def _fixed(config: type[Any], tag: str) -> str:
+def _only_name(config: type[Any], tag: str) -> str:
     field = config.model_fields[tag]
     names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if len(names) != 1 or not isinstance(names[0], str) or field.default != names[0]:
@@ -159,7 +164,7 @@ def _check_config(kind: type[Kind], point: EntryPoint, role: str, config: Any) -
         raise _PluginError(f"its {role} is {config!r}; expected a subclass of {kind.base.__name__}")
     if missing := sorted(getattr(config, "__abstractmethods__", ())):
         raise _PluginError(f"{config.__name__} lacks {', '.join(missing)}")
-    if (name := _fixed(config, kind.tag)) != point.name:
+    if (name := _only_name(config, kind.tag)) != point.name:
         raise _PluginError(f"{config.__name__} is named {name!r}, its entry point {point.name!r}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,6 +12,8 @@ from service.jobs.accounts import DEFAULT_PROJECT
 from service.jobs.queue.forecast import Basis
 from service.jobs.spec.common import LOCAL, JobState
 from service.torch_internals.releases import is_tried
+
+Item = TypeVar("Item")
 
 
 class FrozenModel(BaseModel):
@@ -185,13 +187,10 @@ class Accepted(FrozenModel):
     created: bool
 
 
-class JobPage(FrozenModel):
-    """A page of jobs; iterating yields the jobs."""
+class _ItemPage(FrozenModel, Generic[Item]):
+    items: tuple[Item, ...]
 
-    items: tuple[ListedJob, ...]
-    next_cursor: str | None = None
-
-    def __iter__(self) -> Iterator[ListedJob]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
         return iter(self.items)
 
     def __len__(self) -> int:
@@ -199,6 +198,12 @@ class JobPage(FrozenModel):
 
     def __bool__(self) -> bool:
         return True
+
+
+class JobPage(_ItemPage[ListedJob]):
+    """A page of jobs; iterating yields the jobs."""
+
+    next_cursor: str | None = None
 
 
 JobOrder = Literal["newest", "active"]
@@ -249,21 +254,11 @@ class QueueLine(FrozenModel):
     """``None`` if the ends of the jobs before it are unknown."""
 
 
-class QueuePage(FrozenModel):
+class QueuePage(_ItemPage[QueueLine]):
     """A page of the queue; iterating yields its lines. ``pending`` counts all jobs that wait for devices,
     ``dependent`` those that wait for other jobs.
     """
 
-    items: tuple[QueueLine, ...]
     pending: int
     dependent: int
     next_cursor: str | None = None
-
-    def __iter__(self) -> Iterator[QueueLine]:  # type: ignore[override]
-        return iter(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __bool__(self) -> bool:
-        return True

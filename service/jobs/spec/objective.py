@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from service.jobs.plugins import Better, Features, ObjectiveConfig, ObjectiveKind, Reason, Samples, disagreement
 from service.jobs.plugins.catalogue import catalogue
@@ -90,7 +90,7 @@ class Certified(ObjectiveConfig):
         elif samples.classes > _MOST_CLASSES:
             message = f"all pairs of {samples.classes} classes are bounded: {samples.classes**2} rows"
             reasons.append(("objective.name", message, self.name, f"data of at most {_MOST_CLASSES} classes"))
-        elif reason := self._crossed(samples.limits):
+        elif reason := self._explain_crossed_limits(samples.limits):
             reasons.append(reason)
         if self.bound == "crown-ibp" and spec.parallel.pp > 1:
             message = f"a backward pass over bounds does not cross the stages of a pipeline, pp={spec.parallel.pp}"
@@ -107,7 +107,7 @@ class Certified(ObjectiveConfig):
                 reasons.append((path, "bounds are computed without it", got, str(wanted).lower()))
         return reasons
 
-    def _crossed(self, known: tuple[float, float] | None) -> Reason | None:
+    def _explain_crossed_limits(self, known: tuple[float, float] | None) -> Reason | None:
         """Say why the given limit contradicts the other one, which the source knows."""
         low, high = self.limits(known)
         if low is None or high is None or low < high:
@@ -128,9 +128,4 @@ OBJECTIVES = catalogue(
 if TYPE_CHECKING:
     ObjectiveSpec = ObjectiveConfig
 else:
-    ObjectiveSpec = Annotated[
-        OBJECTIVES.union(),
-        Field(discriminator=OBJECTIVES.tag),
-        BeforeValidator(OBJECTIVES.refuse_unavailable),
-        BeforeValidator(OBJECTIVES.read_name),
-    ]
+    ObjectiveSpec = OBJECTIVES.reference()

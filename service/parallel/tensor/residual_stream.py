@@ -7,6 +7,7 @@ the same communication: an all-reduce is a reduce-scatter and an all-gather (Kor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,18 +80,17 @@ class SequenceSharded:
         return whole.view(batch, tokens * self.axis.size, dim)
 
     def leave(self, partial: Tensor) -> Tensor:
-        if is_exporting():
-            return reduce_scatter_to_group(partial, 1, self.axis.group, self.axis.size)
-        batch, tokens, dim = partial.shape
-        own = reduce_scatter_to_group(partial.flatten(0, 1), 0, self.axis.group, self.axis.size)
-        return own.view(batch, tokens // self.axis.size, dim)
+        return self._cut(partial, reduce_scatter_to_group)
 
     def divide(self, x: Tensor) -> Tensor:
+        return self._cut(x, scatter_to_group)
+
+    def _cut(self, x: Tensor, scatter: Callable[[Tensor, int, str, int], Tensor]) -> Tensor:
         if is_exporting():
-            return scatter_to_group(x, 1, self.axis.group, self.axis.size)
-        batch, sequence, dim = x.shape
-        own = scatter_to_group(x.flatten(0, 1), 0, self.axis.group, self.axis.size)
-        return own.view(batch, sequence // self.axis.size, dim)
+            return scatter(x, 1, self.axis.group, self.axis.size)
+        batch, tokens, dim = x.shape
+        own = scatter(x.flatten(0, 1), 0, self.axis.group, self.axis.size)
+        return own.view(batch, tokens // self.axis.size, dim)
 
     def shared(self, weight: Tensor) -> Tensor:
         return copy_to_group(weight, self.axis.group)

@@ -11,6 +11,7 @@ import httpx2
 import jwt
 import orjson
 import pytest
+from digits import digits_job
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from lanes import first_fast, slow_but_for
@@ -101,11 +102,7 @@ def test_a_person_signs_in_and_owns_jobs(site: Site) -> None:
     answer = site.sign_in()
     assert answer.status_code == 200, answer.text
     page = {PAGE_HEADER: answer.json()["session"], **PAGES}
-    spec = {
-        "kind": "train", "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-        "data": {"source": "digits"}, "steps": 1,
-    }  # fmt: skip
-    job = site.browser.post("/v1/jobs", json=spec, headers=page)
+    job = site.browser.post("/v1/jobs", json=digits_job(), headers=page)
     assert job.status_code == 201, job.text
     assert (job.json()["owner"], job.json()["project"]) == ("ann@example.org", "vision")
     assert site.browser.get("/v1/keys", headers=page).status_code == 403

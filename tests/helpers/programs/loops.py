@@ -104,11 +104,11 @@ def _loss(scores: Tensor) -> Tensor:
 # No mistakes
 
 
-def once(state: State) -> Step:
+def once(state: State, loss_of: Callable[[Tensor], Tensor] = _loss) -> Step:
     """One forward, one backward, one mark."""
     state.boundary.step_boundary()
     state.optimizer.zero_grad()
-    loss = _loss(state.call(state.batch()))
+    loss = loss_of(state.call(state.batch()))
     loss.backward()
     return _update(state, loss)
 
@@ -203,11 +203,7 @@ compiled_mean = torch.compile(lambda scores: scores.square().mean(), backend="ea
 
 def compiling_its_own(state: State) -> Step:
     """The program has compiled its loss itself."""
-    state.boundary.step_boundary()
-    state.optimizer.zero_grad()
-    loss = compiled_mean(state.call(state.batch()))
-    loss.backward()
-    return _update(state, loss)
+    return once(state, compiled_mean)
 
 
 def scoring_in_a_thread(state: State) -> Step:

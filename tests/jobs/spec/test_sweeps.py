@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from digits import digits_job
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -15,12 +16,7 @@ from service.jobs.spec.common import SweepSpec
 from service.jobs.spec.common.sweep import MOST_SWEPT
 from service.jobs.submission.sweeps import NoPlace, expand, points
 
-BASE: dict[str, Any] = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16, 8], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 10,
-}
+BASE = digits_job(16, 8, steps=10)
 _paths = st.sampled_from(["steps", "optimizer.lr", "model.hidden.0", "labels.a", "seed", "batch.global"])
 _values = st.integers(1, 9)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import orjson
+from digits import digits_job
 
 from service.jobs.records import AttemptRef, Job, JobError, PartOutcome
 from service.jobs.spec.train import TrainSpec
@@ -42,16 +43,7 @@ def parts(job: Job) -> list[AttemptRef]:
 
 def train(ranks: int = 1, **fields: Any) -> TrainSpec:
     """A small valid training spec over ``ranks`` data-parallel ranks."""
-    return TrainSpec.model_validate(
-        {
-            "model": {"family": "mlp", "in_features": 64, "out_features": 10},
-            "data": {"source": "digits"},
-            "steps": 1,
-            "batch": {"global": ranks},
-            "parallel": {"dp_shard": ranks},
-            **fields,
-        }
-    )
+    return TrainSpec.model_validate({**digits_job(batch={"global": ranks}, parallel={"dp_shard": ranks}), **fields})
 
 
 def verify(job_id: str) -> VerifySpec:

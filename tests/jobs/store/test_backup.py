@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from digits import digits_job
 
 from service.jobs.files import DataLayout
 from service.jobs.host.embedded_broker import EmbeddedBroker
@@ -24,14 +25,7 @@ from service.jobs.spec.train import TrainSpec
 from service.jobs.store import HostReport, Store, StoreLimits, backup
 from service.jobs.store.backup import BackupError
 
-SPEC = TrainSpec.model_validate(
-    {
-        "model": {"family": "mlp", "in_features": 64, "out_features": 10},
-        "data": {"source": "digits"},
-        "steps": 3,
-        "batch": {"global": 1},
-    }
-)
+SPEC = TrainSpec.model_validate(digits_job(steps=3, batch={"global": 1}))
 LIMITS = StoreLimits(lease_s=3600, starting_lease_s=3600, heartbeat_s=3600)
 WEIGHTS = b"weights" * 1000
 

@@ -129,7 +129,7 @@ def test_events_progress_and_result_reach_the_job(store: Store, submit: Submit, 
     assert done.created_at <= (done.started_at or done.created_at) <= (done.ended_at or done.created_at)
 
 
-def test_a8_progress_within_a_unit_reaches_the_job(store: Store, submit: Submit, beat: Any, start: Start) -> None:
+def test_progress_within_a_unit_reaches_the_job(store: Store, submit: Submit, beat: Any, start: Start) -> None:
     beat("a", cpu=1)
     job = submit()
     (ref,) = start(job)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lanes import slow_but_for
 from nets import mlp
-from search_problems import goal_above
+from search_problems import goal_above, split_activations, split_inputs
 from torch import nn
 
 from service.bounds.capture import capture
@@ -30,9 +30,7 @@ from service.parallel.tensor import local_copy
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.dual_objective import DualObjective
 from service.verification.bab.activations.intermediate_bounds import bound_root
-from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchResult
-from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings

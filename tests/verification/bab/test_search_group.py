@@ -173,11 +173,13 @@ def search(names: list[str]) -> list[dict[str, Any]]:
     from dataclasses import replace
     from unittest.mock import patch
 
+    from search_problems import split_activations, split_inputs
+
     from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
-    from service.verification.bab.activations import search as activations
-    from service.verification.bab.inputs import search as inputs
+    from service.verification.bab.activations.domains import DomainTransfer
+    from service.verification.bab.inputs.boxes import BoxTransfer
     from service.verification.bab.search_group import SearchGroup
     from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
 
@@ -188,10 +190,10 @@ def search(names: list[str]) -> list[dict[str, Any]]:
         activations=ActivationSearchSettings(largest_batch=16), inputs=InputSearchSettings(largest_batch={"cpu": 16})
     )
     cases = [
-        (inputs, inputs.BoxTransfer, "split_inputs", [3, 16, 16, 1], 3, 1.0, 0.08),
-        (activations, activations.DomainTransfer, "split_activations", [12, 10, 10, 1], 12, 0.5, 0.5),
+        (split_inputs, BoxTransfer, [3, 16, 16, 1], 3, 1.0, 0.08),
+        (split_activations, DomainTransfer, [12, 10, 10, 1], 12, 0.5, 0.5),
     ]
-    for module, transfer, name, widths, features, radius, above in (case for case in cases if case[2] in names):
+    for split, transfer, widths, features, radius, above in (case for case in cases if case[0].__name__ in names):
         net = mlp(widths, nn.ReLU(), 5, scale=2.0).double()
         for share, limit in ((above, 600.0), (-0.02, 600.0), (above, 0.0)):
             goal = goal_above(net, features, share, radius)
@@ -212,11 +214,11 @@ def search(names: list[str]) -> list[dict[str, Any]]:
                 for each in (SINGLE_RANK, search_group):
                     subject = replace(model_from(net, features), search_group=each, settings=small)
                     started = time.monotonic()
-                    findings.append(getattr(module, name)(subject, goal, CROWN, started + limit, lambda _: None))
+                    findings.append(split(subject, goal, CROWN, started + limit, lambda _: None))
             alone, together = findings
             found.append(
                 {
-                    "case": f"{name} {share} in {limit} s",
+                    "case": f"{split.__name__} {share} in {limit} s",
                     "alone": alone.verdict.value,
                     "together": together.verdict.value,
                     "domains": together.domains,

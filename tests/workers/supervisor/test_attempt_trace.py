@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from digits import digits_job
 from otlp_receiver import OtlpReceiver
 
 from service.jobs.files import DataLayout
@@ -13,14 +14,7 @@ from service.jobs.tracing import Tracing, tracing_for
 from workers.supervisor.attempt_trace import traced_attempt
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-SPEC = TrainSpec.model_validate(
-    {
-        "kind": "train",
-        "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-        "data": {"source": "digits"},
-        "steps": 10,
-    }
-)
+SPEC = TrainSpec.model_validate(digits_job(steps=10))
 
 
 def claim(attempt: int) -> Claim:

@@ -45,11 +45,7 @@ def test_an_outage_shorter_than_the_lease_costs_nothing(outage: Fleet, mortal: M
     eventually(lambda: len(outage.events(ref, "metric")) > reached + 50)
     assert {process.pid for process in processes_of(ref)} == ranks
     (outage.data.job(ref.job_id).root / "go").touch()
-    job = outage.ended(ref)
-    assert (job.state, job.attempt) == ("succeeded", 1)
-    assert job.result is not None
-    steps = {event["step"] for event in outage.events(ref, "metric")}
-    assert steps == set(range(1, job.result["steps"] + 1))
+    outage.expect_every_step(ref)
     assert supervisor.wait(LIMIT_S) == 0
 
 
@@ -76,7 +72,7 @@ def test_an_outage_longer_than_the_lease_ends_the_group_first(outage: Fleet, mor
 
 @pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["ends"])
 @pytest.mark.parametrize("gone", [False, True], ids=["hangs", "is gone"])
-def test_c3_a_job_that_finishes_in_a_gap_of_a_lease_succeeded(outage: Fleet, mortal: MortalBroker, gone: bool) -> None:
+def test_a_job_that_finishes_in_a_gap_of_a_lease_succeeded(outage: Fleet, mortal: MortalBroker, gone: bool) -> None:
     """Also when the job is given up for lost, and placed again, before its supervisor is back."""
     ref = outage.submit("until_told")
     supervisor = outage.supervise(ref)
@@ -87,15 +83,12 @@ def test_c3_a_job_that_finishes_in_a_gap_of_a_lease_succeeded(outage: Fleet, mor
         eventually(lambda: all_gone(ranks))
         time.sleep(outage.limits.lease_s)
         assert supervisor.poll() is None, "the supervisor has yet to report"
-    while (job := outage.job(ref)).ended_at is None:
+    while outage.job(ref).ended_at is None:
         outage.store.attempts.reap()
         outage.beat()
         outage.store.attempts.place()
         time.sleep(POLL_S)
-    assert (job.state, job.attempt) == ("succeeded", 1)
-    assert job.result is not None
-    steps = {event["step"] for event in outage.events(ref, "metric")}
-    assert steps == set(range(1, job.result["steps"] + 1))
+    outage.expect_every_step(ref)
     assert supervisor.wait(LIMIT_S) == 0
 
 

@@ -150,7 +150,7 @@ def test_an_entry_of_the_dead_is_cleared_with_its_scratch(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"name": "job_1:1"}', "[]", '{"name": 1, "supervisor": 2}'])
-def test_c9_a_torn_entry_is_set_aside_and_harms_nobody(tmp_path: Path, text: str) -> None:
+def test_a_torn_entry_is_set_aside_and_harms_nobody(tmp_path: Path, text: str) -> None:
     torn = tmp_path / "job_1.1.json"
     torn.write_text(text)
     registry = SupervisorRegistry(tmp_path)

@@ -1,11 +1,11 @@
-"""Imports run without the garbage collector, and only they do."""
+"""Work runs without the garbage collector where it asks for that, and only there."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 
-from workers.imports import uncollected
+from service.garbage import uncollected
 
 
 def test_the_collector_is_off_meanwhile_and_on_again_after_an_error() -> None:
