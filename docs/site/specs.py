@@ -43,12 +43,13 @@ def paths(kind: str) -> set[str]:
 def page(kind: str) -> str:
     """Return the page about a kind, in Markdown."""
     root = REGISTERED.declaration(kind).config.model_json_schema()
-    example = (ROOT / "examples" / f"{kind}.yaml").read_text()
+    example = ROOT / "examples" / f"{kind}.yaml"
+    shown = f"```yaml\n{example.read_text()}```\n" if example.exists() else ""  # a run's program is a package's
     fields = list(_fields(root, root, "", "", 0))
     common = set(CommonSpec.model_fields)
     own = [each for each in fields if each.path.split(".")[0] not in common]
     others = [each for each in fields if each.path.split(".")[0] in common]
-    head = f"# Fields of `kind: {kind}`\n\n{_words(root)}\n\n```yaml\n{example}```\n"
+    head = f"# Fields of `kind: {kind}`\n\n{_words(root)}\n\n{shown}"
     notes = (
         "\nA field without a default must be given. `…` in a default stands for fields with defaults of their own.\n"
     )

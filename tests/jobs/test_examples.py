@@ -28,9 +28,10 @@ def test_the_pages_about_own_networks_show_the_example(page: str) -> None:
     assert f"```yaml\n{(ROOT / 'examples' / 'queries.yaml').read_text()}```" in (ROOT / "docs" / page).read_text()
 
 
-def test_the_page_about_sweeps_shows_the_example() -> None:
+@pytest.mark.parametrize("name", ["sweep", "chain"])
+def test_the_page_about_sweeps_shows_the_examples(name: str) -> None:
     page = (ROOT / "docs" / "use" / "sweeps.md").read_text()
-    assert f"```yaml\n{(ROOT / 'examples' / 'sweep.yaml').read_text()}```" in page
+    assert f"```yaml\n{(ROOT / 'examples' / f'{name}.yaml').read_text()}```" in page
 
 
 @pytest.mark.parametrize("kind", ["train", "verify", "compile"])
