@@ -35,8 +35,8 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
     try:
         folder = _unpacked(file, layout)
         values = json.loads((folder / CONFIG).read_bytes())
-        config = read_config(values)
-        return config, _renamed(_tensors(folder), config)
+        config, tensors = read_config(values), _tensors(folder)
+        return config, _renamed(tensors, config)
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise WeightsError(f"model.huggingface: {file}: {error}") from error
 

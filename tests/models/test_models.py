@@ -16,7 +16,8 @@ from service.jobs.files import JobPaths
 from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import ConvnetConfig, MlpConfig, TransformerConfig
-from service.models import FamilyConfig, WeightsError, build, load_into, trained
+from service.models import FamilyConfig, WeightsError, build, load_into
+from service.models.reference import trained
 from service.models.registry import family_builder
 from service.parallel import checkpoint, mesh
 from service.parallel.fsdp import Precision, apply_fsdp

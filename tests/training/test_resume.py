@@ -16,7 +16,8 @@ from training_runs import JOB, MLP, TRANSFORMER
 from training_runs import train as train_and_evaluate_all
 
 from service.jobs.files import DataLayout
-from service.models import WeightsError, trained
+from service.models import WeightsError
+from service.models.reference import trained
 from service.parallel import checkpoint
 from service.training.checkpoints import newest_checkpoint
 
