@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from service.formats.archive import CONFIG, INDEX, unpack, unwrapped, weight_files
 from service.formats.llama import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, read_config, their_names, write_config
+from service.formats.weights import CONFIG, INDEX, unpack, unwrapped, weight_files
 from service.jobs.files import DataLayout, atomic_draft
 from service.jobs.spec.arithmetic import DtypeName
 from service.jobs.spec.families import TransformerConfig

@@ -100,8 +100,8 @@ def parallelize(
     if recipe.activation_checkpoint != "none":
         apply_activation_checkpoint(model, recipe.activation_checkpoint)
     if recipe.is_sharded:
-        reshard = recipe.sharding.reshard == "always"
-        apply_fsdp(model, mesh, Precision.from_spec(recipe.precision), reshard=reshard, units=units)
+        precision, reshard = Precision.from_spec(recipe.precision), recipe.sharding.reshard == "always"
+        apply_fsdp(model, mesh, precision, reshard=reshard, units=units)
     if compile_mode is not None:
         apply_compile(model, compile_mode.backend, compile_mode.mode)
 

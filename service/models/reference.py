@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from service.formats.archive import ArchiveError
-from service.formats.weights import WeightsFileError, check_foreign, in_archive, names_of, shapes_of
+from service.formats.archive import ArchiveError, is_archive
+from service.formats.weights import WeightsFileError, check_foreign, names_of, shapes_of
 from service.jobs.files import WEIGHTS, DataLayout, JobPaths, finished
+from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import FamilyConfig, FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
 from service.models.full_weights import Weights, WeightsError
@@ -75,11 +76,11 @@ def _damaged(paths: JobPaths, file: str) -> WeightsError:
 
 def _read(data: DataLayout, file: str, config: ModelConfig) -> Mapping[str, Tensor]:
     try:
-        if in_archive(path := data.file(file), config):
+        if isinstance(config, PackagedConfig) and is_archive(data.file(file)):
             held = huggingface.tensors_of(file, data)
         else:
-            shapes_of(path)
-            held = load_file(path)
+            shapes_of(data.file(file))
+            held = load_file(data.file(file))
         names = names_of(config, held)
         weights = {own: held[name] for own, name in names.items()}
         check_foreign(names, _parameters(config, weights))
