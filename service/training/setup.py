@@ -30,6 +30,7 @@ from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, bui
 from service.training.gate import allowed_modes, load_caches, lowest_mode
 from service.training.gradients import TiedStages
 from service.training.optimizers import Updater, updater_for
+from service.training.usage import UsageMetrics
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Training:
     stages: Mapping[int, nn.Module]
     tied: TiedStages
     boundary: StepBoundary
+    usage: UsageMetrics
     engine: Engine
     updater: Updater
     compile_modes: dict[Phase, str]
@@ -153,6 +155,13 @@ def assemble(
         stages=stages,
         tied=TiedStages.between(stages, owners, mesh),
         boundary=boundary,
+        usage=UsageMetrics(
+            spec.counters,
+            context,
+            boundary,
+            tells=mesh.dp.rank == 0 and mesh.tp.rank == 0,
+            micro_batches=spec.micro_batches,
+        ),
         engine=engine,
         updater=updater_for(spec.optimizer, stages.values(), whole, device),
         compile_modes=inputs.compile_modes,
