@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from service.jobs.plugins import ModelConfig
-from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.families import FAMILIES
 from service.models.initialize import Distribution, materialize
 from service.models.plain import PlainModel, build_plain, check_planned
@@ -49,14 +48,6 @@ other module, which is then one block, whole on each rank, as its constructor ma
 """
 
 
-def family_builder(family: str) -> Builder:
-    """Return the function of a family that plans its module; raises ``ValueError`` for an unknown family."""
-    if family not in FAMILIES.provided:
-        raise ValueError(f"no model family {family!r}; expected one of {', '.join(sorted(FAMILIES.provided))}")
-    builder: Builder = dotted(FAMILIES.provided[family].declaration.builder)
-    return builder
-
-
 def build(
     config: FamilyConfig,
     mesh: Mesh | None = None,
@@ -93,7 +84,8 @@ def build(
 
 def _planned_or_plain(config: FamilyConfig, axis: Axis, device: torch.device, seed: int) -> nn.Module:
     """Return the planned chain of blocks, or the model of a module that was not written for it, with its values."""
-    construct = partial(family_builder(config.family), config, axis)
+    builder: Builder = FAMILIES.function(config.family)
+    construct = partial(builder, config, axis)
     unplanned: Exception | None = None
     try:
         with torch.device("meta"):

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -48,6 +49,7 @@ class _Unavailable:
 class Catalogue(Generic[Kind]):
     """Everything of one group by name."""
 
+    group: str
     tag: str
     provided: Mapping[str, _Provided[Kind]]
     unavailable: tuple[_Unavailable, ...] = ()
@@ -57,6 +59,13 @@ class Catalogue(Generic[Kind]):
     def declaration(self, name: str) -> Kind:
         """Return the declaration of a name. Raises ``KeyError`` if it is not available."""
         return self.provided[name].declaration
+
+    def function(self, name: str) -> Any:
+        """Import the function that ranks call for a name. Raises ``ValueError`` if it is not available."""
+        if name not in self.provided:
+            raise ValueError(f"{self.group} has no {name!r}; expected one of {', '.join(sorted(self.provided))}")
+        module, _, function = self.declaration(name).function.partition(":")
+        return getattr(import_module(module), function)
 
     def union(self) -> Any:
         """Return the type of all configurations, for a pydantic field that is discriminated by ``tag``."""
@@ -117,7 +126,7 @@ def catalogue(
             reason = str(error) if isinstance(error, _PluginError) else f"{type(error).__name__}: {error}"
             unavailable.append(_Unavailable(kind.group, point.name, *_distribution(point), reason))
             logger.warning("%s %r of %s is unavailable: %s", kind.group, point.name, _distribution(point)[0], reason)
-    return Catalogue(kind.tag, provided, tuple(unavailable), default)
+    return Catalogue(kind.group, kind.tag, provided, tuple(unavailable), default)
 
 
 def _fixed(config: type[Any], tag: str) -> str:
@@ -165,9 +174,9 @@ def _check_config(kind: type[Kind], point: EntryPoint, role: str, config: Any) -
 
 def _check_references(declared: JobKind) -> None:
     """Check that everything a declaration names by path exists, without importing the rank program."""
-    module, _, function = declared.runner.partition(":")
+    module, _, function = declared.function.partition(":")
     if not function or find_spec(module) is None:
-        raise _PluginError(f"its runner {declared.runner!r} is not there; expected package.module:function")
+        raise _PluginError(f"its function {declared.function!r} is not there; expected package.module:function")
     if declared.page_file is not None and not declared.page_file.is_file():
         raise _PluginError(f"its page {declared.page!r} is not there; expected package:path of an ES module")
 
