@@ -14,6 +14,7 @@ import torch
 from nets import Residual, mlp, redraw
 from scipy.optimize import Bounds, LinearConstraint, milp
 from torch import Tensor, nn
+from whole_searches import split_activations
 
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, METHODS, BoundOptions, Method
@@ -23,7 +24,6 @@ from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
-from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchProgress, SearchResult
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications

@@ -181,8 +181,7 @@ def train_on_poison(folder: str) -> str:
 def test_a_loss_that_is_no_number_ends_all_ranks_and_names_the_culprit(tmp_path: Path, torchrun: Torchrun) -> None:
     errors = torchrun(train_on_poison, 2, folder=str(tmp_path))
     assert all(error.startswith("the loss is not finite on rank 1 at step 3") for error in errors), errors
-    newest = checkpoint.latest(DataLayout(tmp_path).job(JOB).checkpoints)
-    assert newest is not None
+    newest = checkpoint.complete(DataLayout(tmp_path).job(JOB).checkpoints)[-1]
     assert newest.step == 2
     assert all(tensor.isfinite().all() for tensor in checkpoint.load_whole(newest.path).values())
 

@@ -124,6 +124,7 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
     from nets import mlp
     from search_problems import exact_minimum, model_from, specification_of
     from torch import nn
+    from whole_searches import split_activations, split_inputs
 
     from service.bounds.interval import Interval
     from service.bounds.memory import MemoryBudget, MemoryShortageError
@@ -134,8 +135,6 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
     from service.models import build
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
-    from service.verification.bab.activations.search import split_activations
-    from service.verification.bab.inputs.search import split_inputs
     from service.verification.bab.search_group import SearchGroup
 
     distributed.start("cpu")

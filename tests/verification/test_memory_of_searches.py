@@ -15,6 +15,7 @@ from little_memory import CPU, LIMITS, WIDTHS, dense, on
 from nets import mlp
 from search_problems import exact_minimum, model_from, specification_of, tick
 from torch import Tensor, nn
+from whole_searches import split_activations, split_inputs
 
 from service.bounds.memory import (
     MemoryBudget,
@@ -25,10 +26,8 @@ from service.bounds.replay import Plain
 from service.verification.bab.activations import search as activations
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.recorded_optimisation import RecordedOptimisation
-from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchProgress, SearchResult, SearchStrategy
 from service.verification.bab.driver import decide
-from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.settings import OptimiserSettings, SearchSettings
 from service.verification.bab.time_plan import TimePlan

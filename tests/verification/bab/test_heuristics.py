@@ -12,13 +12,13 @@ import torch
 from nets import mlp
 from search_problems import goal_above, model_from, searched, tick
 from torch import Tensor, nn
+from whole_searches import split_activations, split_inputs
 
 from service.bounds.methods import CROWN
 from service.bounds.network import prepare
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.activations import search as activation_search
 from service.verification.bab.activations.intermediate_bounds import bound_root
-from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchResult
 from service.verification.bab.heuristics import (
     ACTIVATION_SCORES,
@@ -29,7 +29,6 @@ from service.verification.bab.heuristics import (
     InputScore,
     InputView,
 )
-from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import specifications
 from service.verification.engine import NetworkEngine

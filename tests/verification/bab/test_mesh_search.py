@@ -14,6 +14,7 @@ from lanes import slow_but_for
 from nets import mlp
 from search_problems import goal_above
 from torch import nn
+from whole_searches import split_activations, split_inputs
 
 from service.bounds.capture import capture
 from service.bounds.interval import Interval
@@ -30,9 +31,7 @@ from service.parallel.tensor import local_copy
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.dual_objective import DualObjective
 from service.verification.bab.activations.intermediate_bounds import bound_root
-from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchResult
-from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings

@@ -155,6 +155,8 @@ def search(names: list[str]) -> list[dict[str, Any]]:
     from dataclasses import replace
     from unittest.mock import patch
 
+    import whole_searches as searches
+
     from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
@@ -170,10 +172,10 @@ def search(names: list[str]) -> list[dict[str, Any]]:
         activations=ActivationSearchSettings(largest_batch=16), inputs=InputSearchSettings(largest_batch={"cpu": 16})
     )
     cases = [
-        (inputs, inputs.BoxTransfer, "split_inputs", [3, 16, 16, 1], 3, 1.0, 0.08),
-        (activations, activations.DomainTransfer, "split_activations", [12, 10, 10, 1], 12, 0.5, 0.5),
+        (inputs.BoxTransfer, "split_inputs", [3, 16, 16, 1], 3, 1.0, 0.08),
+        (activations.DomainTransfer, "split_activations", [12, 10, 10, 1], 12, 0.5, 0.5),
     ]
-    for module, transfer, name, widths, features, radius, above in (case for case in cases if case[2] in names):
+    for transfer, name, widths, features, radius, above in (case for case in cases if case[1] in names):
         net = mlp(widths, nn.ReLU(), 5, scale=2.0).double()
         for share, limit in ((above, 600.0), (-0.02, 600.0), (above, 0.0)):
             goal = goal_above(net, features, share, radius)
@@ -189,7 +191,7 @@ def search(names: list[str]) -> list[dict[str, Any]]:
                 for each in (SINGLE_RANK, search_group):
                     subject = replace(model_named(net, features, each), settings=small)
                     started = time.monotonic()
-                    findings.append(getattr(module, name)(subject, goal, CROWN, started + limit, lambda _: None))
+                    findings.append(getattr(searches, name)(subject, goal, CROWN, started + limit, lambda _: None))
             alone, together = findings
             found.append(
                 {

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lanes import examples, slow_but_for
 from search_problems import model_from
 from torch import Tensor, nn
+from whole_searches import split_inputs
 
 from service.bounds.affine_forward import affine_forward
 from service.bounds.folded import fold
@@ -25,7 +26,6 @@ from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.decision import Decision, SearchProgress, SearchResult, Technique
 from service.verification.bab.driver import DecisionProgress, decide
 from service.verification.bab.inputs.boxes import LinearCut, clip_boxes
-from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InputSearchSettings, SearchSettings
 from service.verification.bab.specification import specifications

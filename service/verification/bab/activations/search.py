@@ -52,17 +52,6 @@ ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activat
 """The phases in which memory may run out."""
 
 
-def split_activations(
-    model: ModelUnderVerification,
-    specification: Specification,
-    method: Method,
-    deadline: float,
-    listener: ProgressListener,
-) -> SearchResult:
-    """Search by splitting activations until the deadline."""
-    return begin_splitting_activations(model, specification, method, deadline, listener).run(deadline)
-
-
 def begin_splitting_activations(
     model: ModelUnderVerification,
     specification: Specification,

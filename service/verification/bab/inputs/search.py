@@ -35,17 +35,6 @@ T = TypeVar("T")
 STAGE = "the search over inputs"
 
 
-def split_inputs(
-    model: ModelUnderVerification,
-    specification: Specification,
-    method: Method,
-    deadline: float,
-    listener: ProgressListener,
-) -> SearchResult:
-    """Search by splitting inputs until the deadline."""
-    return begin_splitting_inputs(model, specification, method, deadline, listener).run(deadline)
-
-
 def begin_splitting_inputs(
     model: ModelUnderVerification,
     specification: Specification,
