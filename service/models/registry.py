@@ -76,7 +76,6 @@ def build(
     else:
         materialize(model, planned.distribution, axis=axis, dtype=dtype, device=device, seed=seed)
     distribute(model, mesh.tp_mesh if mesh is not None else None)
-    tie(model)
     if mesh is not None:
         normalise_over(model, mesh.dp if config.synchronises else SINGLE)
     return model

@@ -125,22 +125,21 @@ class Store:
         """Return whether the broker keeps nothing on disk, so that its restart loses every job: it has neither
         an append-only file nor snapshots. ``False`` if it does not tell.
         """
-        if self.client.call("INFO", "persistence")["aof_enabled"]:
-            return False
-        try:
-            return "" in self.client.call("CONFIG", "GET", "save")
-        except (redis.ResponseError, BrokerRefused):
-            return False
+        return not self._appends() and self._is_configured("save", "")
 
     def survives_power_loss(self) -> bool:
         """Return whether answered writes outlive a loss of power at the broker: it syncs its append-only file before
         each answer. Under ``everysec`` up to about a second of answers is lost; ``WAITAOF`` does not help, since many
         releases answer it before the sync. ``False`` also if the broker does not tell.
         """
-        if not self.client.call("INFO", "persistence")["aof_enabled"]:
-            return False
+        return self._appends() and self._is_configured("appendfsync", "always")
+
+    def _appends(self) -> bool:
+        return bool(self.client.call("INFO", "persistence")["aof_enabled"])
+
+    def _is_configured(self, setting: str, value: str) -> bool:
         try:
-            return "always" in self.client.call("CONFIG", "GET", "appendfsync")
+            return value in self.client.call("CONFIG", "GET", setting)
         except (redis.ResponseError, BrokerRefused):
             return False
 
