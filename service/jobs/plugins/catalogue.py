@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from service.jobs.plugins.declarations import DataSource, Declaration, JobKind, one_of
@@ -70,6 +70,13 @@ class Catalogue(Generic[Kind]):
     def union(self) -> Any:
         """Return the type of all configurations, for a pydantic field that is discriminated by ``tag``."""
         return one_of(tuple(each.declaration.form for each in self.provided.values()))
+
+    def choice(self, *read: BeforeValidator) -> Any:
+        """Return the type of a spec's field that chooses one of these by ``tag``; ``read`` validators come before, the
+        last first.
+        """
+        tagged = self.union(), Field(discriminator=self.tag), BeforeValidator(self.refuse_unavailable)
+        return Annotated[(*tagged, *read)]
 
     def read_name(self, value: Any) -> Any:
         """Read a bare name as what has it, with nothing to set, and fields without a name as those of the default."""

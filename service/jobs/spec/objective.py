@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -128,9 +128,4 @@ OBJECTIVES = catalogue(
 if TYPE_CHECKING:
     ObjectiveSpec = ObjectiveConfig
 else:
-    ObjectiveSpec = Annotated[
-        OBJECTIVES.union(),
-        Field(discriminator=OBJECTIVES.tag),
-        BeforeValidator(OBJECTIVES.refuse_unavailable),
-        BeforeValidator(OBJECTIVES.read_name),
-    ]
+    ObjectiveSpec = OBJECTIVES.choice(BeforeValidator(OBJECTIVES.read_name))

@@ -105,9 +105,4 @@ OPTIMIZERS = catalogue(
 if TYPE_CHECKING:
     OptimizerSpec = OptimizerConfig
 else:
-    OptimizerSpec = Annotated[
-        OPTIMIZERS.union(),
-        Field(discriminator=OPTIMIZERS.tag),
-        BeforeValidator(OPTIMIZERS.refuse_unavailable),
-        BeforeValidator(OPTIMIZERS.read_name),
-    ]
+    OptimizerSpec = OPTIMIZERS.choice(BeforeValidator(OPTIMIZERS.read_name))

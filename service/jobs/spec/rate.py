@@ -146,13 +146,7 @@ def _without_floor(value: Any) -> Any:
 if TYPE_CHECKING:
     ScheduleSpec = ScheduleConfig
 else:
-    ScheduleSpec = Annotated[
-        SCHEDULES.union(),
-        Field(discriminator=SCHEDULES.tag),
-        BeforeValidator(SCHEDULES.refuse_unavailable),
-        BeforeValidator(_without_floor),
-        BeforeValidator(SCHEDULES.read_name),
-    ]
+    ScheduleSpec = SCHEDULES.choice(BeforeValidator(_without_floor), BeforeValidator(SCHEDULES.read_name))
 
 
 class PatienceSpec(Strict):
