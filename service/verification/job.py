@@ -101,12 +101,10 @@ def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> 
     entries = sorted(resume_log.everything().values(), key=lambda entry: entry.instance)
     rows, first = [entry.row for entry in entries], loaded.assignment
     context.report.artifact(results.write_rows(rows, context.paths.artifacts), results.PARQUET)
-    notes = (
-        note
-        for task in loaded.tasks
-        for note in (task.precision, task.gains and f"optimised relaxations: {task.gains}")
-    )
-    said = [note for note in dict.fromkeys(notes) if note]
+    said = dict[str, None]()  # in order, each once
+    for task in loaded.tasks:
+        said |= {} if task.precision is None else {task.precision: None}
+        said |= {f"optimised relaxations: {task.gains}": None} if task.gains else {}
     layers = (
         results.layer_means(task.layers, [each for each in entries if task.is_about(each.instance)])
         for task in loaded.tasks

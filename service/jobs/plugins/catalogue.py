@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from service.jobs.plugins.declarations import DataSource, Declaration, JobKind, one_of
 
 logger = logging.getLogger(__name__)
-Kind = TypeVar("Kind", bound=Declaration)
+Kind = TypeVar("Kind", bound=Declaration[Any])
 HOUSE = "trivet"
 
 
