@@ -69,7 +69,7 @@ def build(
     model = _planned_or_plain(config, axis, device, seed)
     planned = cast(Model, model)
     cut(planned, part)
-    tie(model)
+    tie(model)  # before parameters are counted, drawn or divided: what both places share stays one, as a DTensor too
     if device.type == "meta" or isinstance(model, PlainModel):
         for _, tensor in global_tensors(model):
             tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
