@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, Discriminator, TypeAdapter
 
 from service.jobs.kinds.chain import CHAIN
 from service.jobs.kinds.compile import COMPILE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     JobSpec = CommonSpec
     KindName = str
 else:
-    JobSpec = KINDS.choice()
+    JobSpec = Annotated[KINDS.union(), Discriminator(KINDS.tag), BeforeValidator(KINDS.refuse_unavailable)]
     KindName = Literal[tuple(KINDS.provided)]
 
 spec_adapter: TypeAdapter[CommonSpec] = TypeAdapter(JobSpec)
