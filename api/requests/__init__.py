@@ -30,7 +30,7 @@ from api.requests.problems import (
     respond,
     summary,
 )
-from api.requests.several import Several, several_of
+from api.requests.several import several_of
 from api.requests.strict_json import StrictRoute, loads
 
 __all__ = [
@@ -46,7 +46,6 @@ __all__ = [
     "PageCursor",
     "ProblemDetails",
     "ProblemError",
-    "Several",
     "StrictRoute",
     "SweepFilter",
     "TargetProject",

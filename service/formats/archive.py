@@ -1,4 +1,4 @@
-"""Reads uploaded archives, and those of a Llama-style checkpoint: decides which members count, and unpacks no others.
+"""Reads uploaded archives: finds their members, and unpacks none before it is asked for.
 
 A member's path is never used as a path. Sizes are known before anything is unpacked.
 """
@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import lzma
-import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EINVAL
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-_WRAPPERS = ("module.", "_orig_mod.")
-CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
-LARGEST_CONFIG = 2**20
-"""The most bytes of a configuration."""
 MOST_MEMBERS = 10_000
 LARGEST_MEMBER, LARGEST_HEADER = 2**42, 2**16
 """The most bytes of a tar's member, which seeking passes over, and of an extended header, which is read whole."""
@@ -38,7 +32,7 @@ LARGEST_UNPACKED = 2**34
 """The most bytes that an upload of any size may unpack to."""
 
 _GZIP = b"\x1f\x8b"
-_ZIP = b"PK\x03\x04"
+OF_ZIP, OF_PICKLE = b"PK\x03\x04", b"\x80"
 _TAR = (b"ustar", 257)
 """What a tar has, and where."""
 _CHUNK = 2**20
@@ -151,105 +145,7 @@ def is_archive(path: Path) -> bool:
     """Return whether a file begins as a zip or a tar does."""
     with path.open("rb") as content:
         head = content.read(_TAR[1] + len(_TAR[0]))
-    return head.startswith(_ZIP) or head[_TAR[1] :] == _TAR[0]
-
-
-def read_text(archive: Path, name: str) -> bytes:
-    """Return the content of ``config.json``, or of another small member. Raises :class:`ArchiveError`."""
-    with _checkpoint(archive) as members:
-        if name not in members:
-            raise ArchiveError(f"the archive has no {name} beside {', '.join(sorted(members))}")
-        return _read(members[name])
-
-
-def weight_files(names: Collection[str], index: Callable[[], bytes]) -> dict[str, frozenset[str]]:
-    """Return the files of a checkpoint that hold its weights: those that its index names, else ``model.safetensors``,
-    else all; each with the names of the tensors that the index places in another file, of which it may hold a stale
-    copy. Raises :class:`ArchiveError` for an index that names other files.
-    """
-    if INDEX not in names:
-        every = sorted(name for name in names if name.endswith(".safetensors"))
-        return dict.fromkeys([SINGLE] if SINGLE in names else every, frozenset())
-    try:
-        # Names come from the archive: only files beside the index count.
-        placed = {tensor: PurePosixPath(str(name)).name for tensor, name in json.loads(index())["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArchiveError(f"{INDEX} has no weight_map of names: {error!r}") from error
-    shards = sorted(set(placed.values()))
-    if missing := [name for name in shards if name not in names]:
-        raise ArchiveError(f"{INDEX} names {missing[0]}, which the archive does not have")
-    return {shard: frozenset(tensor for tensor, name in placed.items() if name != shard) for shard in shards}
-
-
-def unwrapped(name: str) -> str:
-    """Return the name of a tensor without the prefixes of wrappers: DistributedDataParallel's at the front,
-    those of compiled modules in their place.
-    """
-    while name.startswith(_WRAPPERS):
-        name = name.removeprefix(_WRAPPERS[0]).removeprefix(_WRAPPERS[1])
-    return name.replace(f".{_WRAPPERS[1]}", ".")
-
-
-def read_shapes(archive: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors by their :func:`unwrapped` names, from the headers of the files that hold the
-    weights. Raises :class:`ArchiveError`.
-    """
-    found: dict[str, tuple[int, ...]] = {}
-    with _checkpoint(archive) as members:
-        files = weight_files(members, lambda: _read(members[INDEX]))
-        if not files:
-            raise ArchiveError(f"the archive has no .safetensors file beside {CONFIG}")
-        for name, elsewhere in files.items():
-            held = {tensor: shape for tensor, shape in _shapes(members[name]).items() if tensor not in elsewhere}
-            shapes = {unwrapped(each): shape for each, shape in held.items()}
-            if len(shapes) < len(held):
-                raise ArchiveError(f"{name} has a tensor twice, with and without a prefix of {' or '.join(_WRAPPERS)}")
-            if doubled := found.keys() & shapes.keys():
-                raise ArchiveError(f"{min(doubled)} is in several files, and no {INDEX} says which one counts")
-            found |= shapes
-    return found
-
-
-def _shapes(member: ArchiveMember) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a safetensors file from its header. Raises :class:`ArchiveError`."""
-    try:
-        with member.open() as content:
-            return shapes_in(content, member.size)
-    except TensorHeaderError as error:
-        raise ArchiveError(f"{member.name} {error}") from error
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Put configuration, index and safetensors files into the new ``folder``. Raises :class:`ArchiveError`."""
-    with _checkpoint(archive) as members:
-        if not any(name.endswith(".safetensors") for name in members):
-            raise ArchiveError(f"the archive has no .safetensors file beside {CONFIG}")
-        folder.mkdir()
-        for name, member in members.items():
-            with member.open() as source, (folder / name).open("wb") as target:
-                shutil.copyfileobj(source, target, 2**20)
-
-
-@contextmanager
-def _checkpoint(archive: Path) -> Iterator[dict[str, ArchiveMember]]:
-    """Return the members that count by name: those beside the ``config.json`` that is nearest to the top."""
-    with opened(archive, f"{CONFIG} and safetensors files") as members:
-        configs = [member for member in members if member.name == CONFIG]
-        if not configs:
-            raise ArchiveError(f"the archive has no {CONFIG}")
-        home = min(configs, key=lambda member: len(member.path.parts)).path.parent
-        yield {member.name: member for member in members if member.path.parent == home and _counts(member.name)}
-
-
-def _counts(name: str) -> bool:
-    return name in (CONFIG, INDEX) or name.endswith(".safetensors")
-
-
-def _read(member: ArchiveMember) -> bytes:
-    if member.size > LARGEST_CONFIG:
-        raise ArchiveError(f"{member.name} has {member.size} bytes; at most {LARGEST_CONFIG} are expected")
-    with member.open() as content:
-        return content.read(LARGEST_CONFIG)
+    return head.startswith(OF_ZIP) or head[_TAR[1] :] == _TAR[0]
 
 
 @contextmanager
@@ -329,50 +225,3 @@ def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> ArchiveMember:
         return content
 
     return ArchiveMember(PurePosixPath(entry.name), entry.size, extract)
-
-
-LARGEST = 2**25
-"""The most bytes of a header."""
-_ABOUT = "__metadata__"
-OF_PICKLE = b"\x80"
-_OF_TORCH = (_ZIP, OF_PICKLE)
-"""The first bytes of a file of ``torch.save``: a zip file, or a pickle."""
-
-
-class TensorHeaderError(ValueError):
-    """The file is no safetensors file; the message is the end of a sentence about it."""
-
-
-_COUNT = ((), "I64")
-
-
-class TensorTypeError(TensorHeaderError):
-    """A tensor is of a type that weights do not have."""
-
-
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-
-
-def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights in a file by name. ``content`` is at its beginning, ``size`` is in bytes.
-
-    Raises :class:`TensorHeaderError`, also for tensors that are neither floating-point numbers nor a count, as of the
-    batches in a running statistic.
-    """
-    head = content.read(8)
-    length = int.from_bytes(head, "little")
-    if len(head) < 8 or length > min(LARGEST, size - 8):
-        if head.startswith(_OF_TORCH):
-            raise TensorHeaderError("is a file of torch.save (.pt, .pt2), not of safetensors")
-        raise TensorHeaderError(f"is no safetensors file: its header would have {length} bytes")
-    try:
-        header = json.loads(content.read(length))
-        held = {
-            name: (tuple(map(int, each["shape"])), each["dtype"]) for name, each in header.items() if name != _ABOUT
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TensorHeaderError(f"is no safetensors file: {error!r}") from error
-    for name, (shape, kind) in held.items():
-        if kind not in FLOATS and (shape, kind) != _COUNT:
-            raise TensorTypeError(f"has {name!r} of the type {kind}; expected one of {', '.join(FLOATS)}")
-    return {name: shape for name, (shape, _) in held.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from service.formats.archive import CONFIG, read_shapes, read_text
+from service.formats.weights import CONFIG, read_shapes, read_text
 from service.jobs.spec.arithmetic import DTYPES, DtypeName
 from service.jobs.spec.families import TransformerConfig
 

@@ -1,6 +1,6 @@
 """Provides the model families and whole-model weights."""
 
-from service.models.full_weights import KeptWeights, Weights, WeightsError, load_into, trained
+from service.models.full_weights import KeptWeights, Weights, WeightsError, load_into
 from service.models.registry import FamilyConfig, Model, build
 
-__all__ = ["FamilyConfig", "KeptWeights", "Model", "Weights", "WeightsError", "build", "load_into", "trained"]
+__all__ = ["FamilyConfig", "KeptWeights", "Model", "Weights", "WeightsError", "build", "load_into"]

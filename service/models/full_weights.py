@@ -1,29 +1,21 @@
-"""Whole, unsharded weights: gathered from any layout, put into any layout, read from disk."""
+"""Whole, unsharded weights: gathered from any layout, put into any layout."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from service.jobs.files import WEIGHTS, JobPaths, finished
 from service.jobs.runtime import RefusedError
-from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
-from service.models.registry import FamilyConfig
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.placement import global_rows, global_tensors
 from service.torch_internals.table import internal
-
-_CHECKPOINT_PREFIX = "model."
-_config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
 
 
 class _Weight(Protocol):
@@ -132,42 +124,6 @@ def load_into(module: nn.Module, state: Weights) -> None:
             _fill(target, state[name], own_slices(parameter), rows.get(name))
             if target.numel() and not all(bool(each.isfinite()) for each in target.aminmax()):
                 raise WeightsError(f"weights for {name!r} are not all finite: correct them, no training could go on")
-
-
-def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, Weights]:
-    """Return the configuration and weights that a training job left, in any layout; parts of them are read when
-    taken.
-
-    ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
-    :class:`WeightsError` naming the steps that there are.
-    """
-    from service.parallel import checkpoint  # noqa: PLC0415 - it takes long to import, and few jobs read checkpoints
-
-    model = finished(paths.artifacts)
-    if model is not None and step in ("latest", model["step"]):
-        if checkpoint.first_damaged(paths.artifacts, {WEIGHTS: model["sha256"]} if "sha256" in model else {}):
-            raise _damaged(paths, WEIGHTS)
-        held, prefix = load_file(paths.artifacts / WEIGHTS), model.get("prefix", "")
-        return _config.validate_python(model["config"]), {prefix + name: tensor for name, tensor in held.items()}
-    saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
-    wanted = max(saved, default=None) if step == "latest" else step
-    if wanted not in saved:
-        steps = sorted({*saved, *([model["step"]] if model else [])})
-        raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
-    meta = saved[wanted].meta
-    if (damaged := checkpoint.damage(saved[wanted])) is not None:
-        raise _damaged(paths, f"step_{wanted}/{damaged}")
-    return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
-
-
-def _damaged(paths: JobPaths, file: str) -> WeightsError:
-    from service.parallel import checkpoint  # noqa: PLC0415
-
-    steps = ", ".join(str(each.step) for each in checkpoint.complete(paths.checkpoints)) or "none"
-    return WeightsError(
-        f"{paths.root.name}: {file} has changed since it was written; choose the weights of another step (checkpoints: "
-        f"{steps})"
-    )
 
 
 def _shape(parameter: Tensor, rows: int | None) -> torch.Size:

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from service.formats.archive import CONFIG, INDEX, unpack, unwrapped, weight_files
 from service.formats.llama import THEIR_EMBEDDING, THEIR_HEAD, check_tensors, read_config, their_names, write_config
+from service.formats.weights import CONFIG, INDEX, unpack, unwrapped, weight_files
 from service.jobs.files import DataLayout, atomic_draft
 from service.jobs.spec.arithmetic import DtypeName
 from service.jobs.spec.families import TransformerConfig
@@ -35,8 +35,8 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
     try:
         folder = _unpacked(file, layout)
         values = json.loads((folder / CONFIG).read_bytes())
-        config = read_config(values)
-        return config, _renamed(_tensors(folder), config)
+        config, tensors = read_config(values), _tensors(folder)
+        return config, _renamed(tensors, config)
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise WeightsError(f"model.huggingface: {file}: {error}") from error
 

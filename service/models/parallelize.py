@@ -37,7 +37,8 @@ from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import PipelineSpec, ShardingSpec, TrainSpec
-from service.models.compiled import CompileMode, apply_compile
+from service.models.compiled import CompileMode, apply_compile, compiles_blocks
+from service.models.registry import build
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import apply_float8
@@ -99,8 +100,8 @@ def parallelize(
     if recipe.activation_checkpoint != "none":
         apply_activation_checkpoint(model, recipe.activation_checkpoint)
     if recipe.is_sharded:
-        reshard = recipe.sharding.reshard == "always"
-        apply_fsdp(model, mesh, Precision.from_spec(recipe.precision), reshard=reshard, units=units)
+        precision, reshard = Precision.from_spec(recipe.precision), recipe.sharding.reshard == "always"
+        apply_fsdp(model, mesh, precision, reshard=reshard, units=units)
     if compile_mode is not None:
         apply_compile(model, compile_mode.backend, compile_mode.mode)
 
@@ -214,6 +215,21 @@ def fingerprint(
     if objective not in (None, CrossEntropy()):
         fields |= {f"objective.{name}": plain(value) for name, value in objective.model_dump(mode="json").items()}
     return fields | environment(recipe.parallel, device)
+
+
+def gate_fingerprints(
+    config: ModelConfig, recipe: ModelRecipe, objective: ObjectiveConfig, device: torch.device
+) -> list[Fingerprint]:
+    """Return the fingerprints of the gates that a job accepts: of its model in one piece and, with a pipeline, of its
+    very stages.
+
+    A pipeline whose model is compiled block by block has the graphs of the model in one piece.
+    """
+    whole = replace(recipe, pipeline=None)
+    if recipe.pipeline is not None and compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
+        whole = replace(whole, parallel=recipe.parallel.model_copy(update={"pp": 1}))
+    recipes = [whole] if recipe.pipeline is None else [whole, recipe]
+    return [fingerprint(config, recipe, device, objective) for recipe in recipes]
 
 
 def environment(parallel: ParallelSpec, device: torch.device) -> Fingerprint:

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from service.jobs.files import DataLayout
 from service.jobs.plugins import ParallelSpec, ProgramConfig
-from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.program import PROGRAMS
 from service.models.compiled import compile_units
@@ -118,7 +117,7 @@ class Site:
 
 
 Maker = Callable[[Any, Site], Program]
-"""Makes a program from its configuration; ``ProgramKind.maker`` names one."""
+"""Makes a program from its configuration; ``ProgramKind.function`` names one."""
 
 
 class Steps(Iterator[Step]):
@@ -144,8 +143,8 @@ def make(config: ProgramConfig, parallel: ParallelSpec, site: Site) -> tuple[Pro
     """Return the program of an installed package, and what a gate holds for; another version of the package is another
     program.
     """
+    maker: Maker = PROGRAMS.function(config.name)
     provided = PROGRAMS.provided[config.name]
-    maker: Maker = dotted(provided.declaration.maker)
     own: Fingerprint = {f"program.{name}": plain(value) for name, value in config.model_dump(mode="json").items()}
     own["program.package"] = f"{provided.distribution} {provided.version}"
     return maker(config, site), own | environment(parallel, site.device)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from service.formats.archive import ArchiveError
-from service.formats.weights import WeightsFileError, check_foreign, in_archive, names_of, shapes_of
-from service.jobs.files import DataLayout
-from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
+from service.formats.archive import ArchiveError, is_archive
+from service.formats.weights import WeightsFileError, check_foreign, names_of, shapes_of
+from service.jobs.files import WEIGHTS, DataLayout, JobPaths, finished
+from service.jobs.spec.families.packaged import PackagedConfig
+from service.jobs.spec.model import FamilyConfig, FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
-from service.models.full_weights import Weights, WeightsError, trained
+from service.models.full_weights import Weights, WeightsError
 from service.models.plain import PLAIN, PlainModel
 from service.models.registry import build
 from service.parallel.tensor.placement import global_tensors
+
+_CHECKPOINT_PREFIX = "model."
+_config: TypeAdapter[ModelConfig] = TypeAdapter(FamilyConfig)
 
 
 def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
@@ -34,13 +40,49 @@ def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights
     return reference, None
 
 
+def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[ModelConfig, Weights]:
+    """Return the configuration and weights that a training job left, in any layout; parts of them are read when
+    taken.
+
+    ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
+    :class:`WeightsError` naming the steps that there are.
+    """
+    from service.parallel import checkpoint  # noqa: PLC0415 - it takes long to import, and few jobs read checkpoints
+
+    model = finished(paths.artifacts)
+    if model is not None and step in ("latest", model["step"]):
+        if checkpoint.first_damaged(paths.artifacts, {WEIGHTS: model["sha256"]} if "sha256" in model else {}):
+            raise _damaged(paths, WEIGHTS)
+        held, prefix = load_file(paths.artifacts / WEIGHTS), model.get("prefix", "")
+        return _config.validate_python(model["config"]), {prefix + name: tensor for name, tensor in held.items()}
+    saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
+    wanted = max(saved, default=None) if step == "latest" else step
+    if wanted not in saved:
+        steps = sorted({*saved, *([model["step"]] if model else [])})
+        raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
+    meta = saved[wanted].meta
+    if (damaged := checkpoint.damage(saved[wanted])) is not None:
+        raise _damaged(paths, f"step_{wanted}/{damaged}")
+    return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
+
+
+def _damaged(paths: JobPaths, file: str) -> WeightsError:
+    from service.parallel import checkpoint  # noqa: PLC0415
+
+    steps = ", ".join(str(each.step) for each in checkpoint.complete(paths.checkpoints)) or "none"
+    return WeightsError(
+        f"{paths.root.name}: {file} has changed since it was written; choose the weights of another step (checkpoints: "
+        f"{steps})"
+    )
+
+
 def _read(data: DataLayout, file: str, config: ModelConfig) -> Mapping[str, Tensor]:
     try:
-        if in_archive(path := data.file(file), config):
+        if isinstance(config, PackagedConfig) and is_archive(data.file(file)):
             held = huggingface.tensors_of(file, data)
         else:
-            shapes_of(path)
-            held = load_file(path)
+            shapes_of(data.file(file))
+            held = load_file(data.file(file))
         model = build(config, device="meta")
         names = names_of(config, held)
         if isinstance(model, PlainModel):

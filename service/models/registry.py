@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from service.jobs.plugins import ModelConfig
-from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.families import FAMILIES
 from service.models.initialize import Distribution, materialize
 from service.models.plain import PlainModel, build_plain, check_planned
@@ -49,14 +48,6 @@ other module, which is then one block, whole on each rank, as its constructor ma
 """
 
 
-def family_builder(family: str) -> Builder:
-    """Return the function of a family that plans its module; raises ``ValueError`` for an unknown family."""
-    if family not in FAMILIES.provided:
-        raise ValueError(f"no model family {family!r}; expected one of {', '.join(sorted(FAMILIES.provided))}")
-    builder: Builder = dotted(FAMILIES.provided[family].declaration.builder)
-    return builder
-
-
 def build(
     config: FamilyConfig,
     mesh: Mesh | None = None,
@@ -78,14 +69,13 @@ def build(
     model = _planned_or_plain(config, axis, device, seed)
     planned = cast(Model, model)
     cut(planned, part)
-    tie(model)
+    tie(model)  # before parameters are counted, drawn or divided: what both places share stays one, as a DTensor too
     if device.type == "meta" or isinstance(model, PlainModel):
         for _, tensor in global_tensors(model):
             tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
     else:
         materialize(model, planned.distribution, axis=axis, dtype=dtype, device=device, seed=seed)
     distribute(model, mesh.tp_mesh if mesh is not None else None)
-    tie(model)
     if mesh is not None:
         normalise_over(model, mesh.dp if config.synchronises else SINGLE)
     return model
@@ -93,7 +83,8 @@ def build(
 
 def _planned_or_plain(config: FamilyConfig, axis: Axis, device: torch.device, seed: int) -> nn.Module:
     """Return the planned chain of blocks, or the model of a module that was not written for it, with its values."""
-    construct = partial(family_builder(config.family), config, axis)
+    builder: Builder = FAMILIES.function(config.family)
+    construct = partial(builder, config, axis)
     unplanned: Exception | None = None
     try:
         with torch.device("meta"):

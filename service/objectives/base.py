@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from service.jobs.plugins import ModelConfig, ObjectiveConfig, Samples
-from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.objective import OBJECTIVES
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.pipeline.stage import Part
@@ -72,7 +71,5 @@ Factory = Callable[[Any, ObjectiveContext], Objective]
 
 def objective_for(config: ObjectiveConfig, context: ObjectiveContext) -> Objective:
     """Return the objective of that name; raises ``ValueError`` for one that this process does not know."""
-    if config.name not in OBJECTIVES.provided:
-        raise ValueError(f"no objective {config.name!r}; expected one of {', '.join(OBJECTIVES.provided)}")
-    factory: Factory = dotted(OBJECTIVES.provided[config.name].declaration.factory)
+    factory: Factory = OBJECTIVES.function(config.name)
     return factory(config, context)

@@ -10,16 +10,19 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from service.jobs.plugins import Evaluation
 from service.jobs.runtime import RefusedError, RunContext, Stopwatch
 from service.jobs.spec.train import TrainSpec
 from service.parallel import checkpoint
+from service.parallel.distributed import peak_memory_gib
 from service.training.checkpoints import Checkpoints, evaluations_of
 from service.training.gradients import NonFiniteError
 from service.training.history import History
 from service.training.journal import Journal
-from service.training.step_totals import DeviceMeter, StepTotals, metrics_of
+from service.training.step_totals import DeviceMeter, RankShare, StepReduction, StepTotals, metrics_of
+from service.training.timeline import NO_LOAD, Load
 
 SPANS_FIRST, SPANS_EVERY = 20, 50
 """Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
@@ -35,11 +38,9 @@ class BaseLoop(ABC):
 
     go_on: ClassVar[str]
 
-    def __init__(
-        self, spec: TrainSpec, context: RunContext, device: torch.device, checkpoints: Checkpoints, journal: Journal
-    ) -> None:
-        self.spec, self.context, self.device = spec, context, device
-        self.checkpoints, self.journal = checkpoints, journal
+    def __init__(self, spec: TrainSpec, context: RunContext, device: torch.device, checkpoints: Checkpoints) -> None:
+        self.spec, self.context, self.device, self.checkpoints = spec, context, device, checkpoints
+        self.journal = Journal(spec, context)
         self.step = 0
         self.meter = DeviceMeter(device)
         self.loss = float("nan")
@@ -182,8 +183,29 @@ class BaseLoop(ABC):
     def _evaluation_due(self) -> bool:
         return _due(self.step, self.spec.evaluate.every) and self.step < self.spec.steps
 
+    def _reduce(self, loss: Tensor, squared_norm: Tensor, load: Load = NO_LOAD) -> StepReduction:
+        """Add up this rank's share of a step's totals with those of all others."""
+        use = self.meter.latest
+        share = RankShare(
+            loss=loss,
+            squared_norm=squared_norm,
+            stop=self.context.should_stop(),
+            unsaved=self.checkpoints.saver.has_failed,
+            busy=load.busy,
+            window=load.window,
+            memory_gib=peak_memory_gib(self.device),
+            device_busy=use.busy,
+            held_gib=use.held_gib,
+            power_w=use.power_w,
+        )
+        return StepReduction(share)
+
     def _end_step(self, totals: StepTotals, loss: float, metrics: Mapping[str, float]) -> None:
-        """Count a step, and report its metrics, the use of devices, and the progress."""
+        """Count a step, and report its metrics, the use of devices, and the progress. Raises ``CheckpointError`` if a
+        checkpoint could not be written.
+        """
+        if totals.unsaved:
+            self.checkpoints.saver.wait()
         self.step, self.loss = self.step + 1, loss
         self._report(metrics)
         if self.meter.refresh() and self.context.rank == 0 and any(use.held_gib for use in totals.devices):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from service.jobs.files import FILES
 from service.jobs.plugins import Evaluation
 from service.jobs.runtime import RunContext
 from service.jobs.spec.train import TrainSpec
@@ -18,6 +19,7 @@ from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.parallel.tensor.placement import global_parameters, global_rows, global_tensors
+from service.training.journal import readable_bytes
 from service.training.optimizers import Updater
 from service.training.setup import Training
 
@@ -34,7 +36,7 @@ PassOver = Callable[[Checkpoint, str], None]
 class Checkpoints(ABC):
     """The checkpoints of a run. ``saved_step`` is the step of the job's newest one, if there is one.
 
-    ``tell`` is called with each that is complete on disk; ``rows`` are those of ``service.parallel.checkpoint.save``.
+    ``rows`` are those of ``service.parallel.checkpoint.save``.
     """
 
     def __init__(
@@ -42,12 +44,11 @@ class Checkpoints(ABC):
         spec: TrainSpec,
         context: RunContext,
         device: torch.device,
-        tell: Callable[[Checkpoint], None],
         rows: Mapping[str, int] | None = None,
     ) -> None:
         self._spec, self._context, self._device, self._rows = spec, context, device, rows
         kind = BackgroundSaver if spec.checkpoint.async_ else DirectSaver
-        self.saver: Saver = kind(context.paths.checkpoints, spec.checkpoint.keep, rows, tell)
+        self.saver: Saver = kind(context.paths.checkpoints, spec.checkpoint.keep, rows, self._report_written)
         self.saved_step: int | None = None
 
     @abstractmethod
@@ -80,6 +81,12 @@ class Checkpoints(ABC):
             meta[_EVALUATIONS] = [[each.step, dict(each.metrics)] for each in evaluations]
         self.saver.save(step, self.state(), meta)
         self.saved_step = step
+
+    def _report_written(self, written: Checkpoint) -> None:
+        """Log a checkpoint that is complete on disk."""
+        if self._context.rank == 0:
+            size = readable_bytes(sum(written.meta[FILES].values()))
+            self._context.report.log(f"checkpoint of step {written.step:,}: {size}")
 
     def _of_resumed_job(self) -> Checkpoint | None:
         """Return the checkpoint of another job that the spec resumes. Raises :class:`WeightsError` without one."""
@@ -116,10 +123,10 @@ class Checkpoints(ABC):
 class ModelCheckpoints(Checkpoints):
     """The checkpoints of a model's training."""
 
-    def __init__(self, training: Training, tell: Callable[[Checkpoint], None]) -> None:
+    def __init__(self, training: Training) -> None:
         self._training = training
         rows = _training_rows(training.stages.values(), training.updater)
-        super().__init__(training.spec, training.context, training.device, tell, rows)
+        super().__init__(training.spec, training.context, training.device, rows)
 
     def load(self, found: Checkpoint | None) -> None:
         training = self._training

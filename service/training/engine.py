@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from service.jobs.plugins import IGNORED
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
+from service.models.plain import PlainModel
 from service.objectives import Objective
 from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree, resolve
-from service.parallel.fsdp import before_backward, free_parameters, synchronize_gradients
+from service.parallel.fsdp import PartlyUsed, before_backward, free_parameters, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -84,8 +85,8 @@ class AccumulationEngine:
 
     Each loss is multiplied by its micro-batch's share of the global batch before its backward; FSDP and accumulation
     then only add.
-    ``before_backward(model, is_last)`` readies FSDP for the backward of a micro-batch. The model is called across
-    ``boundary``, whose steps the loop begins.
+    ``before_backward(model, is_last)`` readies FSDP for the backward of a micro-batch. A model that is sharded and may
+    leave out parameters is ``partly_used``. The model is called across ``boundary``, whose steps the loop begins.
     """
 
     model: nn.Module
@@ -94,6 +95,7 @@ class AccumulationEngine:
     shares: Shares
     boundary: StepBoundary
     before_backward: Callable[[nn.Module, bool], None] = synchronize_gradients
+    partly_used: PartlyUsed | None = None
     timeline: None = None
 
     def forward_backward(self, batch: Split) -> Tensor:
@@ -105,6 +107,8 @@ class AccumulationEngine:
             loss = self.objective.mean(output, micro.targets) * share
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
+        if self.partly_used is not None:
+            self.partly_used.settle()
         return total
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
@@ -196,7 +200,9 @@ def build_engine(
     )
     if schedule is None:
         before = before_backward(spec.resolved_sharding)
-        return AccumulationEngine(stages[0], objective, spec.micro_batches, shares, boundary, before)
+        model, group = stages[0], mesh.dp.group
+        partly_used = PartlyUsed(model, group) if isinstance(model, PlainModel) and group else None
+        return AccumulationEngine(model, objective, spec.micro_batches, shares, boundary, before, partly_used)
     observer = timeline(device)
     return _PipelineEngine(
         stages=stages,

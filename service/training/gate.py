@@ -5,21 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import Phase
-from service.jobs.spec.model import ModelConfig
-from service.jobs.spec.objective import ObjectiveSpec
-from service.models import build
-from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, compiles_blocks, load_portable
-from service.models.parallelize import Fingerprint, ModelRecipe, fingerprint
+from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, load_portable
+from service.models.parallelize import Fingerprint
 
 MODES = tuple(name for name in COMPILE_MODES if name != "eager")
 """The compile modes, from the one that compiles least to the one that compiles most."""
@@ -30,21 +24,6 @@ ABSENT = "absent"
 
 class GateError(RefusedError, RuntimeError):
     """The report does not allow the compilation that the spec asks for."""
-
-
-def gate_fingerprints(
-    config: ModelConfig, recipe: ModelRecipe, objective: ObjectiveSpec, device: torch.device
-) -> list[Fingerprint]:
-    """Return the fingerprints of the gates that a job accepts: of its model in one piece and, with a pipeline, of its
-    very stages.
-
-    A pipeline whose model is compiled block by block has the graphs of the model in one piece.
-    """
-    whole = replace(recipe, pipeline=None)
-    if recipe.pipeline is not None and compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
-        whole = replace(whole, parallel=recipe.parallel.model_copy(update={"pp": 1}))
-    recipes = [whole] if recipe.pipeline is None else [whole, recipe]
-    return [fingerprint(config, recipe, device, objective) for recipe in recipes]
 
 
 def allowed_modes(

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from service.parallel import collectives
 from service.parallel.mesh import Mesh
-from service.parallel.tensor.placement import tied_names
+from service.parallel.tensor.placement import local, tied_names
 from service.torch_internals.table import internal
 
 
@@ -36,11 +36,6 @@ def clip_(gradients: Sequence[Tensor], norm: Tensor, limit: float) -> None:
     if gradients:
         scale = (limit / (norm + 1e-6)).clamp(max=1.0).to(gradients[0].dtype)
         internal("torch._foreach_mul_")([local(gradient) for gradient in gradients], scale)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part that this rank holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def present(parameters: Iterable[Tensor]) -> list[Tensor]:

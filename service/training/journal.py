@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from service.jobs.files import FILES, Checkpoint
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.data import FileArrays, FileTokens
@@ -25,7 +24,7 @@ _PEAKS = {"NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "
 
 
 class Journal:
-    """Logs what is trained, each checkpoint and evaluation, and the end of the training.
+    """Logs what is trained, each evaluation, and the end of the training.
 
     Only the first rank writes a journal; the calls of the others do nothing.
     """
@@ -40,11 +39,6 @@ class Journal:
             self._say(line)
         first = "" if step == 0 else f", from step {step:,} on"
         self._say(f"training: {self._spec.steps:,} steps{samples}{first}")
-
-    def saved(self, written: Checkpoint) -> None:
-        """Log a checkpoint that is complete on disk."""
-        size = sum(written.meta[FILES].values())
-        self._say(f"checkpoint of step {written.step:,}: {readable_bytes(size)}")
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of an evaluation."""

@@ -15,17 +15,14 @@ from service.jobs.spec.compile import Phase
 from service.models.data import open_feed
 from service.models.plain import PlainModel
 from service.parallel.batch_norm import average_statistics
-from service.parallel.distributed import peak_memory_gib
-from service.parallel.fsdp import PartlyUsed
 from service.training.base_loop import SPANS_EVERY, BaseLoop
 from service.training.checkpoints import ModelCheckpoints
 from service.training.gradients import check_weights, clip_, explained_overflow, present, squared_norm
-from service.training.journal import Journal, Timing, described, step_metrics
+from service.training.journal import Timing, described, step_metrics
 from service.training.publishing import publish_model
 from service.training.setup import Training
-from service.training.step_totals import RankShare, StepReduction, StepTotals
+from service.training.step_totals import StepReduction, StepTotals
 from service.training.timeline import NO_LOAD
-from service.training.usage import UsageMetrics
 
 _TIMELINES_FIRST = 4
 """The first steps, for which every computation of a pipeline is reported."""
@@ -40,9 +37,7 @@ class Loop(BaseLoop):
     )
 
     def __init__(self, training: Training) -> None:
-        journal = Journal(training.spec, training.context)
-        checkpoints = ModelCheckpoints(training, journal.saved)
-        super().__init__(training.spec, training.context, training.device, checkpoints, journal)
+        super().__init__(training.spec, training.context, training.device, ModelCheckpoints(training))
         self.training = training
         self.parameters = [parameter for stage in training.stages.values() for parameter in stage.parameters()]
         copies = set(map(id, training.tied.copies))  # a tied parameter counts once in the norm of the whole model
@@ -50,16 +45,7 @@ class Loop(BaseLoop):
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
         self.reported_undivided = False
         self._has_stepped = False
-        self.usage = UsageMetrics(
-            training.spec.counters,
-            training.context,
-            training.boundary,
-            tells=training.mesh.dp.rank == 0 and training.mesh.tp.rank == 0,
-            micro_batches=training.spec.micro_batches,
-        )
         dp = training.mesh.dp
-        plain = [stage for stage in training.stages.values() if isinstance(stage, PlainModel)] if dp.group else []
-        self.partly_used = [PartlyUsed(stage, dp.group) for stage in plain]
         self.feed = open_feed(training.dataset.train, training.order, dp.rank, dp.size, training.device)
 
     def begin(self) -> None:
@@ -85,7 +71,7 @@ class Loop(BaseLoop):
     def measure(self) -> dict[str, float]:
         """Return the metrics over the test split."""
         self.training.seed("evaluation", self.step)
-        with self._phase("inference"), self.usage.evaluation(self.step):
+        with self._phase("inference"), self.training.usage.evaluation(self.step):
             return evaluate(self.training)
 
     def advance(self) -> StepTotals:
@@ -96,7 +82,7 @@ class Loop(BaseLoop):
         waited = watch.seconds
         training.objective.begin(self.step)
         training.seed("step", self.step)
-        with self.usage.step(self.step):
+        with training.usage.step(self.step):
             training.boundary.step_boundary()
             with self._step_span("forward_backward"), self._phase("train"):
                 loss = training.engine.forward_backward(batch)
@@ -108,8 +94,6 @@ class Loop(BaseLoop):
         if not training.config.synchronises:
             for stage in training.stages.values():
                 average_statistics(stage, training.mesh.dp)
-        if totals.unsaved:
-            self.checkpoints.saver.wait()
         self._report_pipeline()
         self._end_step(totals, totals.loss, step_metrics(training, totals, rate, Timing(watch.seconds, waited)))
         if not self._has_stepped:
@@ -120,25 +104,12 @@ class Loop(BaseLoop):
     def _update(self, loss: torch.Tensor, rate_share: float) -> StepReduction:
         """Agree on loss and gradient norm over the mesh, clip, and let the optimizer step."""
         self.training.tied.sum_gradients()
-        for model in self.partly_used:
-            model.settle()
         self.training.updater.drop_frozen()
         gradients = present(self.parameters)
-        timeline, use = self.training.engine.timeline, self.meter.latest
+        timeline = self.training.engine.timeline
         load = timeline.load() if timeline else NO_LOAD
-        share = RankShare(
-            loss=loss / self.training.mesh.tp.size,
-            squared_norm=squared_norm(present(self.counted), self.stage_ranks, self.training.device),
-            stop=self.context.should_stop(),
-            unsaved=self.checkpoints.saver.has_failed,
-            busy=load.busy,
-            window=load.window,
-            memory_gib=peak_memory_gib(self.training.device),
-            device_busy=use.busy,
-            held_gib=use.held_gib,
-            power_w=use.power_w,
-        )
-        reduction = StepReduction(share)
+        norm = squared_norm(present(self.counted), self.stage_ranks, self.device)
+        reduction = self._reduce(loss / self.training.mesh.tp.size, norm, load)
         if self.spec.optimizer.clip_norm is not None:
             clip_(gradients, reduction.grad_norm, self.spec.optimizer.clip_norm)
         with explained_overflow(self.step + 1, self.spec.optimizer.lr * rate_share):

@@ -16,20 +16,21 @@ from service.jobs.spec.train import TrainSpec
 from service.models import Model, Weights, build, data, load_into
 from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignore, without_ignored
-from service.models.parallelize import ModelRecipe, parallelize
+from service.models.parallelize import ModelRecipe, gate_fingerprints, parallelize
 from service.models.randomness import seed_all
 from service.models.reference import resolve
 from service.objectives import Objective, ObjectiveContext, objective_for
-from service.parallel import mesh as meshes
 from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree
 from service.parallel.mesh import Mesh
+from service.parallel.mesh import build as build_mesh
 from service.parallel.pipeline.stage import Part
 from service.schedules import generator
 from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, build_engine
-from service.training.gate import allowed_modes, gate_fingerprints, load_caches, lowest_mode
+from service.training.gate import allowed_modes, load_caches, lowest_mode
 from service.training.gradients import TiedStages
 from service.training.optimizers import Updater, updater_for
+from service.training.usage import UsageMetrics
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Training:
     stages: Mapping[int, nn.Module]
     tied: TiedStages
     boundary: StepBoundary
+    usage: UsageMetrics
     engine: Engine
     updater: Updater
     compile_modes: dict[Phase, str]
@@ -89,7 +91,7 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     """
     check_batch(spec)
     seed_all(spec.seed, "data")  # alike on all ranks, which must load the same
-    mesh = meshes.build(spec.parallel, device.type)
+    mesh = build_mesh(spec.parallel, device.type)
     inputs = load_inputs(spec, context, device)
     context.report.phase("preparing")
     if spec.export.onnx and context.rank == 0:
@@ -160,6 +162,13 @@ def assemble(
         stages=stages,
         tied=TiedStages.between(stages, owners, mesh),
         boundary=boundary,
+        usage=UsageMetrics(
+            spec.counters,
+            context,
+            boundary,
+            tells=mesh.dp.rank == 0 and mesh.tp.rank == 0,
+            micro_batches=spec.micro_batches,
+        ),
         engine=engine,
         updater=updater_for(spec.optimizer, stages.values(), whole, device),
         compile_modes=inputs.compile_modes,

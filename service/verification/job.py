@@ -101,7 +101,10 @@ def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> 
     entries = sorted(resume_log.everything().values(), key=lambda entry: entry.instance)
     rows, first = [entry.row for entry in entries], loaded.assignment
     context.report.artifact(results.write_rows(rows, context.paths.artifacts), results.PARQUET)
-    said = dict.fromkeys(note for task in loaded.tasks for note in (*_precision(task), *_gains(task)))
+    said = dict[str, None]()  # in order, each once
+    for task in loaded.tasks:
+        said |= {} if task.precision is None else {task.precision: None}
+        said |= {f"optimised relaxations: {task.gains}": None} if task.gains else {}
     layers = (
         results.layer_means(task.layers, [each for each in entries if task.is_about(each.instance)])
         for task in loaded.tasks
@@ -223,8 +226,7 @@ class _InstanceRunner:
         known[list(earlier)] = 1
         decided = {index for index, share in enumerate(self.ranks.mean(known)) if share == 1}
         own = [earlier[instance] for instance in self.loaded.assignment.own if instance in decided]
-        for entry in own:
-            self._tell(entry)
+        self._report_rows(own)
         if self.progress is not None:
             self.progress.resume(len(own))
         if decided and self.context.rank == 0:
@@ -328,25 +330,15 @@ class _InstanceRunner:
     def _record(self, entries: list[DecidedRow]) -> None:
         if self.loaded.assignment.leads:
             self.resume_log.add(entries)
-            for entry in entries:
-                self._tell(entry)
+        self._report_rows(entries)
 
     def _count(self, decided: int) -> None:
         if self.progress is not None:
             self.progress.decide(decided)
 
-    def _tell(self, entry: DecidedRow) -> None:
-        if self.loaded.assignment.leads:
+    def _report_rows(self, entries: list[DecidedRow]) -> None:
+        for entry in entries if self.loaded.assignment.leads else ():
             self.context.report.bound(entry.row)
-
-
-def _precision(task: Task) -> tuple[str, ...]:
-    return () if task.precision is None else (task.precision,)
-
-
-def _gains(task: Task) -> tuple[str, ...]:
-    """Return the gain of optimised relaxations for the instances of this rank."""
-    return (f"optimised relaxations: {task.gains}",) if task.gains else ()
 
 
 def _searched_again(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from service.formats import archive as archives
+from service.formats import weights
 from service.formats.llama import uploaded_config
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plugins import CheckContext
@@ -239,4 +240,4 @@ def test_archives_of_very_many_members_are_refused(tmp_path: Path, monkeypatch: 
 
 def test_the_trouble_of_the_machine_is_no_damage_of_the_archive(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        archives.read_text(tmp_path / "none", archives.CONFIG)
+        weights.read_text(tmp_path / "none", weights.CONFIG)

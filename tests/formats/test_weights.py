@@ -69,7 +69,7 @@ def test_misfits_are_told(hidden: tuple[int, ...], words: str, tmp_path: Path) -
 
 
 def own_weights(**change: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {**Mlp(CONFIG).state_dict(), **change}
+    return {**{name: torch.zeros_like(value) for name, value in Mlp(CONFIG).state_dict().items()}, **change}
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def train(data: DataLayout) -> None:
 
 
 def trained_model(data: DataLayout) -> nn.Module:
-    from service.models import trained
+    from service.models.reference import trained
 
     config, state = trained(data.job(TRAINED))
     model = build(config)

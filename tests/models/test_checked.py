@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -40,7 +41,8 @@ class OfDisk:
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, gives: Samples, samples: OnDisk, test: OnDisk | None = None) -> Dataset:
-    monkeypatch.setattr(checked, "dotted", lambda name: lambda spec, layout: Dataset(samples, test or samples, "x"))
+    dataset = Dataset(samples, test or samples, "x")
+    monkeypatch.setattr(checked, "SOURCES", SimpleNamespace(function=lambda name: lambda spec, layout: dataset))
     return checked.load(Declared(given=gives))
 
 

@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 from service.jobs.files import JobPaths
 from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.common import ParallelSpec
+from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import ConvnetConfig, MlpConfig, TransformerConfig
-from service.models import FamilyConfig, WeightsError, build, load_into, trained
-from service.models.registry import family_builder
+from service.models import FamilyConfig, WeightsError, build, load_into
+from service.models.reference import trained
 from service.parallel import checkpoint, mesh
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import PipelineRuntime, Unobserved, Work
@@ -141,8 +142,8 @@ def test_an_indivisible_layer_is_refused() -> None:
 
 
 def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(ValueError, match="no model family 'rnn'; expected one of convnet, huggingface, mlp"):
-        family_builder("rnn")
+    with pytest.raises(ValueError, match=r"trivet\.models has no 'rnn'; expected one of convnet, huggingface, mlp"):
+        FAMILIES.function("rnn")
 
 
 def test_low_precision_without_a_group_is_refused() -> None:

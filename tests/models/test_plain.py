@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -29,12 +30,12 @@ def network(config: Settings, axis: object) -> nn.Module:
 
 
 def built(monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], **options: Any) -> nn.Module:
-    monkeypatch.setattr(registry, "family_builder", lambda family: lambda config, axis: make())
+    monkeypatch.setattr(registry, "FAMILIES", SimpleNamespace(function=lambda family: lambda config, axis: make()))
     return build(Settings(), **options)
 
 
 def test_it_is_built_with_weights_that_depend_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "family_builder", lambda family: network)
+    monkeypatch.setattr(registry, "FAMILIES", SimpleNamespace(function=lambda family: network))
     state = torch.get_rng_state()
     model, same, other = (build(Settings(), seed=seed) for seed in (1, 1, 2))
     x = torch.rand(5, 3)

@@ -9,7 +9,8 @@ import pytest
 from training_runs import JOB, MLP, train
 
 from service.jobs.files import DataLayout
-from service.models import WeightsError, trained
+from service.models import WeightsError
+from service.models.reference import trained
 from service.parallel import checkpoint
 
 SPEC: dict[str, Any] = {**MLP, "checkpoint": {"every": 2, "keep": 9}, "schedule": {"decay": "constant"}}

@@ -20,12 +20,11 @@ from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
 from service.jobs.spec.train import PipelineSpec, TrainSpec
-from service.models.parallelize import ModelRecipe, fingerprint
+from service.models.parallelize import ModelRecipe, fingerprint, gate_fingerprints
 from service.training.gate import (
     GateError,
     allowed_modes,
     difference,
-    gate_fingerprints,
     lowest_mode,
     portable_caches,
 )

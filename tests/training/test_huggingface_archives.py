@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from training_runs import JOB, TRANSFORMER, train, upload
 
-from service.formats import archive
+from service.formats import weights as files
 from service.formats.llama import LlamaError, read_config, their_names, write_config
 from service.jobs.files import DataLayout
 from service.jobs.spec.model import TransformerConfig
@@ -187,17 +187,17 @@ def test_derived_tensors_and_an_index_are_obeyed(tmp_path: Path) -> None:
     _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
     assert weights.keys() == their_names(read_config(CONFIG)).keys()
     index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
-    (folder / archive.INDEX).write_text(json.dumps(index))
+    (folder / files.INDEX).write_text(json.dumps(index))
     _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
     assert weights.keys() == their_names(read_config(CONFIG)).keys()
     other = {"lm_head.weight": tensors["lm_head.weight"] + 1, "model.norm.weight": torch.zeros(32)}
     save_file(other, folder / "other.safetensors")
     index["weight_map"]["lm_head.weight"] = "other.safetensors"
-    (folder / archive.INDEX).write_text(json.dumps(index))
+    (folder / files.INDEX).write_text(json.dumps(index))
     _, weights = huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
     assert torch.equal(weights["norm.weight"], tensors["model.norm.weight"])
     assert torch.equal(weights["head.weight"], tensors["lm_head.weight"] + 1)
-    (folder / archive.INDEX).write_text(json.dumps({"weight_map": {"x": "../../model-2.safetensors"}}))
+    (folder / files.INDEX).write_text(json.dumps({"weight_map": {"x": "../../model-2.safetensors"}}))
     with pytest.raises(WeightsError, match=r"names model-2.safetensors, which the archive does not have"):
         huggingface.load(upload(tmp_path, packed(folder, "zip")), DataLayout(tmp_path))
 
@@ -251,10 +251,10 @@ def test_an_archive_that_is_no_checkpoint_is_refused(
 def test_nothing_leaves_the_folder_that_is_unpacked_to(tmp_path: Path) -> None:
     members = {"../../evil/config.json": b"{}", "../../evil/x.safetensors": b"", "../../evil/run.py": b""}
     (tmp_path / "archive").write_bytes(zipped(members))
-    archive.unpack(tmp_path / "archive", tmp_path / "deep")
+    files.unpack(tmp_path / "archive", tmp_path / "deep")
     assert {path.name for path in tmp_path.rglob("*")} == {"archive", "deep", "config.json", "x.safetensors"}
     assert {path.name for path in (tmp_path / "deep").iterdir()} == {"config.json", "x.safetensors"}
-    assert archive.read_text(tmp_path / "archive", "config.json") == b"{}"
+    assert files.read_text(tmp_path / "archive", "config.json") == b"{}"
 
 
 def test_an_export_has_the_tokenizer_that_made_the_tokens(tmp_path: Path) -> None:

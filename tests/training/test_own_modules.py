@@ -121,7 +121,7 @@ def run(folder: str | Path, dropout: float, *, scalar: bool = False, job_id: str
 
 
 def run_of(make: Callable[[], nn.Module], folder: str | Path, *, job_id: str = JOB, **changes: Any) -> Any:
-    with patch.object(registry, "family_builder", lambda family: lambda config, axis: make()):
+    with patch.object(registry, "FAMILIES", SimpleNamespace(function=lambda family: lambda config, axis: make())):
         return train(folder, {**SPEC, **changes}, job_id=job_id, test_samples=8, state=torch.float64)
 
 
@@ -160,7 +160,7 @@ def of_this_rank(spec: DataSpec, layout: DataLayout | None) -> Dataset:
 def reference() -> list[tuple[float, float]]:
     """Losses and gradient norms by plain torch in float64."""
     spec, model = TrainSpec.model_validate(SPEC), Tied(0.0).double()
-    with patch.object(registry, "family_builder", lambda family: lambda config, axis: Tied(0.0)):
+    with patch.object(registry, "FAMILIES", SimpleNamespace(function=lambda family: lambda config, axis: Tied(0.0))):
         own = registry.build(cast(Any, spec.model), dtype=torch.float64)
     model.load_state_dict({name.removeprefix("blocks.0."): each for name, each in own.state_dict().items()})
     samples, rows = load(spec.data).train, []
@@ -254,7 +254,7 @@ def test_a_tensor_that_training_changes_is_named_before_a_checkpoint(tmp_path: P
             return super().forward(x)
 
     with (
-        patch.object(registry, "family_builder", lambda family: lambda config, axis: Counting(0.0)),
+        patch.object(registry, "FAMILIES", SimpleNamespace(function=lambda family: lambda config, axis: Counting(0.0))),
         pytest.raises(
             ValueError, match=r"'scale' of Counting is a tensor that forward changes, which checkpoints do not"
         ),

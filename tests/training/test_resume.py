@@ -16,7 +16,8 @@ from training_runs import JOB, MLP, TRANSFORMER
 from training_runs import train as train_and_evaluate_all
 
 from service.jobs.files import DataLayout
-from service.models import WeightsError, trained
+from service.models import WeightsError
+from service.models.reference import trained
 from service.parallel import checkpoint
 from service.training.checkpoints import newest_checkpoint
 
@@ -93,8 +94,7 @@ def test_a_stopped_run_says_so_and_leaves_a_checkpoint_but_no_model(resumed: tup
     assert runs["first"]["steps"] == [1, 2, 3]
     assert "eval_loss" not in runs["first"]["result"]
     left = DataLayout(folder / "alone").job(JOB)
-    newest = checkpoint.latest(left.checkpoints)
-    assert newest is not None
+    newest = checkpoint.complete(left.checkpoints)[-1]
     assert newest.step == STOP
     assert not (left.artifacts / "model.safetensors").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -75,7 +76,7 @@ class Counting(Normalised):
 
 
 def run(folder: str | Path, make: Any = Normalised, *, job_id: str = JOB, **changes: Any) -> Any:
-    with patch.object(registry, "family_builder", lambda family: lambda config, axis: make()):
+    with patch.object(registry, "FAMILIES", SimpleNamespace(function=lambda family: lambda config, axis: make())):
         return train(folder, {**SPEC, **changes}, job_id=job_id, test_samples=48, state=torch.float64)
 
 
@@ -105,7 +106,7 @@ def reference(parts: int) -> tuple[list[float], dict[str, Tensor]]:
     """Losses, parameters and statistics by plain torch in float64, each of ``parts`` of a batch normalised by itself;
     the running statistics are their mean.
     """
-    with patch.object(registry, "family_builder", lambda family: lambda config, axis: Normalised()):
+    with patch.object(registry, "FAMILIES", SimpleNamespace(function=lambda family: lambda config, axis: Normalised())):
         own = registry.build(cast(Any, TrainSpec.model_validate(SPEC).model), dtype=torch.float64)
     models = [Normalised().double() for _ in range(parts)]
     for model in models:

@@ -27,7 +27,7 @@ from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
     from service.jobs.monitoring.alerts import ShownAlert
-    from service.jobs.records import ApiKey, Host
+    from service.jobs.records import ApiKey
 
 keys_app = typer.Typer(help="API keys (needs an admin key).", no_args_is_help=True)
 ExpiresOption = Annotated[
@@ -59,7 +59,7 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
         free = {pool: len(host.free.get(pool, ())) for pool in ("cuda", "cpu")}
         rows.add_row(
             host.name,
-            _state(host),
+            host.state,
             LOCAL if host.allocation is None else f"{host.allocation.launcher} {host.allocation.id}",
             f"{free['cuda']}/{len(host.cuda)}",
             f"{free['cpu']}/{host.cpu_slots}",
@@ -105,12 +105,6 @@ def _print_alerts(alerts: list[ShownAlert]) -> None:
         lasts = "" if alert.since is None else age(alert.since)
         rows.add_row(alert.name, alert.state, alert.severity, about, value, lasts, told)
     out.print(rows)
-
-
-def _state(host: Host) -> str:
-    if not host.alive:
-        return "lost"
-    return "draining" if host.draining else "failing" if host.failing else "alive"
 
 
 def drain(name: Annotated[str, typer.Argument(help="host")]) -> None:

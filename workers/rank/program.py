@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import math
 import os
 import selectors
@@ -45,11 +44,10 @@ from workers.rank.stacks import write_on_request
 
 
 def _installed_runner(kind: str) -> Runner:
-    """Return the runner of a kind, imported only now: it brings torch."""
+    """Return the function of a kind, imported only now: it brings torch."""
     from service.jobs.kinds.registry import KINDS  # noqa: PLC0415 - first tell the supervisor that this rank is there
 
-    module, _, name = KINDS.declaration(kind).runner.partition(":")
-    return cast(Runner, getattr(importlib.import_module(module), name))
+    return cast(Runner, KINDS.function(kind))
 
 
 def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:

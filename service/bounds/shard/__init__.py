@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from service.bounds.shard.parts import shard
-from service.bounds.shard.regions import Region, regions
+from service.bounds.shard.regions import regions
 
-__all__ = ["Region", "regions", "shard"]
+__all__ = ["regions", "shard"]

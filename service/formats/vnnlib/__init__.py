@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.formats.vnnlib.bundle import Bundle, NotThereError, Pair, Source, bundle, sources
+from service.formats.vnnlib.bundle import Bundle, NotThereError, Pair, bundle, sources
 from service.formats.vnnlib.contradictions import contradict
 from service.formats.vnnlib.formulas import parse
 from service.formats.vnnlib.query import Disjunct, Halfspace, L2Ball, Number, Query, VnnlibError
@@ -17,7 +17,6 @@ __all__ = [
     "Number",
     "Pair",
     "Query",
-    "Source",
     "VnnlibError",
     "bundle",
     "contradict",

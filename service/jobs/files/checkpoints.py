@@ -68,11 +68,6 @@ def _newest(held: Folder) -> Iterator[Checkpoint]:
             yield found
 
 
-def latest(folder: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint under ``folder``."""
-    return next(reversed(complete(folder)), None)
-
-
 def read(path: Path) -> Checkpoint | None:
     """Return the checkpoint at ``path``, or None unless every file that it lists is there in full."""
     try:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -16,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from service.jobs.plugins.declarations import DataSource, Declaration, JobKind, one_of
 
 logger = logging.getLogger(__name__)
-Kind = TypeVar("Kind", bound=Declaration)
+Kind = TypeVar("Kind", bound=Declaration[Any])
 HOUSE = "trivet"
 
 
@@ -48,6 +49,7 @@ class _Unavailable:
 class Catalogue(Generic[Kind]):
     """Everything of one group by name."""
 
+    group: str
     tag: str
     provided: Mapping[str, _Provided[Kind]]
     unavailable: tuple[_Unavailable, ...] = ()
@@ -58,14 +60,23 @@ class Catalogue(Generic[Kind]):
         """Return the declaration of a name. Raises ``KeyError`` if it is not available."""
         return self.provided[name].declaration
 
+    def function(self, name: str) -> Any:
+        """Import the function that ranks call for a name. Raises ``ValueError`` if it is not available."""
+        if name not in self.provided:
+            raise ValueError(f"{self.group} has no {name!r}; expected one of {', '.join(sorted(self.provided))}")
+        module, _, function = self.declaration(name).function.partition(":")
+        return getattr(import_module(module), function)
+
     def union(self) -> Any:
         """Return the type of all configurations, for a pydantic field that is discriminated by ``tag``."""
         return one_of(tuple(each.declaration.form for each in self.provided.values()))
 
-    def reference(self, *readers: BeforeValidator) -> Any:
-        """Return the type of a field that names one of them, perhaps by its bare name; ``readers`` come after that."""
-        refuse, read = BeforeValidator(self.refuse_unavailable), BeforeValidator(self.read_name)
-        return Annotated[self.union(), Field(discriminator=self.tag), refuse, *readers, read]
+    def choice(self, *read: BeforeValidator) -> Any:
+        """Return the type of a spec's field that chooses one of these by ``tag``; ``read`` validators come before, the
+        last first.
+        """
+        tagged = self.union(), Field(discriminator=self.tag), BeforeValidator(self.refuse_unavailable)
+        return Annotated[(*tagged, *read)]
 
     def read_name(self, value: Any) -> Any:
         """Read a bare name as what has it, with nothing to set, and fields without a name as those of the default."""
@@ -122,7 +133,7 @@ def catalogue(
             reason = str(error) if isinstance(error, _PluginError) else f"{type(error).__name__}: {error}"
             unavailable.append(_Unavailable(kind.group, point.name, *_distribution(point), reason))
             logger.warning("%s %r of %s is unavailable: %s", kind.group, point.name, _distribution(point)[0], reason)
-    return Catalogue(kind.tag, provided, tuple(unavailable), default)
+    return Catalogue(kind.group, kind.tag, provided, tuple(unavailable), default)
 
 
 def _only_name(config: type[Any], tag: str) -> str:
@@ -170,9 +181,9 @@ def _check_config(kind: type[Kind], point: EntryPoint, role: str, config: Any) -
 
 def _check_references(declared: JobKind) -> None:
     """Check that everything a declaration names by path exists, without importing the rank program."""
-    module, _, function = declared.runner.partition(":")
+    module, _, function = declared.function.partition(":")
     if not function or find_spec(module) is None:
-        raise _PluginError(f"its runner {declared.runner!r} is not there; expected package.module:function")
+        raise _PluginError(f"its function {declared.function!r} is not there; expected package.module:function")
     if declared.page_file is not None and not declared.page_file.is_file():
         raise _PluginError(f"its page {declared.page!r} is not there; expected package:path of an ES module")
 

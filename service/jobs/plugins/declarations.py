@@ -1,7 +1,6 @@
-"""Declarations: a configuration class and the dotted name (``package.module:function``) of the function that ranks
-call.
+"""Declarations: a configuration class, and the name of the function that ranks call.
 
-The dotted functions are typed where torch may be imported: ``service.models.registry.Builder``,
+The functions are typed where torch may be imported: ``service.models.registry.Builder``,
 ``service.models.data.Loader``, ``service.objectives.Factory``, ``service.training.optimizers.Factory``,
 ``service.models.program.Maker`` and ``service.jobs.runtime.Runner``.
 """
@@ -11,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, Union
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 from typing_extensions import TypeAliasType
 
 from service.jobs.plugins.configs import (
@@ -28,6 +27,8 @@ from service.jobs.plugins.configs import (
 )
 from service.jobs.records import Job, Problem
 from service.jobs.spec.common import CommonSpec
+
+Config = TypeVar("Config", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _by_format(forms: tuple[type[DataConfig], ...]) -> Any:
 
 
 @dataclass(frozen=True)
-class Declaration:
+class Declaration(Generic[Config]):
     """Declares something that a spec can name: packages offer it as an entry point of ``group``, specs choose it by
     the field ``tag`` of its configuration, a subclass of ``base``.
     """
@@ -82,7 +83,9 @@ class Declaration:
     group: ClassVar[str]
     tag: ClassVar[str]
     base: ClassVar[type]
-    config: type[Any]
+    config: type[Config]
+    function: str
+    """The function that ranks call, and that they alone import, as ``package.module:function``."""
 
     @property
     def form(self) -> Any:
@@ -90,29 +93,20 @@ class Declaration:
         return self.config
 
 
-@dataclass(frozen=True)
-class ModelFamily(Declaration):
-    """``builder(config, axis)`` plans the module on the meta device, divided over the tensor-parallel ``axis``."""
+class ModelFamily(Declaration[ModelConfig]):
+    """``function(config, axis)`` plans the module on the meta device, divided over the tensor-parallel ``axis``."""
 
-    group = "trivet.models"
-    tag = "family"
-    base = ModelConfig
-    config: type[ModelConfig]
-    builder: str
+    group, tag, base = "trivet.models", "family", ModelConfig
 
 
 @dataclass(frozen=True)
-class DataSource(Declaration):
-    """``loader(config, layout)`` reads the same samples on every rank.
+class DataSource(Declaration[DataConfig]):
+    """``function(config, layout)`` reads the same samples on every rank.
 
     A source with several forms, distinguished by their field ``format``, names the others in ``variants``.
     """
 
-    group = "trivet.data"
-    tag = "source"
-    base = DataConfig
-    config: type[DataConfig]
-    loader: str
+    group, tag, base = "trivet.data", "source", DataConfig
     variants: tuple[type[DataConfig], ...] = ()
 
     @property
@@ -123,47 +117,30 @@ class DataSource(Declaration):
         return _by_format((self.config, *self.variants))
 
 
-@dataclass(frozen=True)
-class ObjectiveKind(Declaration):
-    """``factory(config, context)`` makes the objective that training minimises and evaluation reports."""
+class ObjectiveKind(Declaration[ObjectiveConfig]):
+    """``function(config, context)`` makes the objective that training minimises and evaluation reports."""
 
-    group = "trivet.objectives"
-    tag = "name"
-    base = ObjectiveConfig
-    config: type[ObjectiveConfig]
-    factory: str
+    group, tag, base = "trivet.objectives", "name", ObjectiveConfig
 
 
-@dataclass(frozen=True)
-class OptimizerKind(Declaration):
-    """``factory(config, groups, device)`` makes the optimizers of torch that update a rank's parameters."""
+class OptimizerKind(Declaration[OptimizerConfig]):
+    """``function(config, groups, device)`` makes the optimizers of torch that update a rank's parameters."""
 
-    group = "trivet.optimizers"
-    tag = "name"
-    base = OptimizerConfig
-    config: type[OptimizerConfig]
-    factory: str
+    group, tag, base = "trivet.optimizers", "name", OptimizerConfig
 
 
 @dataclass(frozen=True)
-class ScheduleKind(Declaration):
-    """A learning-rate schedule: its configuration computes it."""
+class ScheduleKind(Declaration[ScheduleConfig]):
+    """A learning-rate schedule: its configuration computes it, without a function."""
 
-    group = "trivet.schedules"
-    tag = "decay"
-    base = ScheduleConfig
-    config: type[ScheduleConfig]
+    group, tag, base = "trivet.schedules", "decay", ScheduleConfig
+    function: str = ""
 
 
-@dataclass(frozen=True)
-class ProgramKind(Declaration):
-    """``maker(config, site)`` makes a program to be checked and trained: modules, and steps that use them."""
+class ProgramKind(Declaration[ProgramConfig]):
+    """``function(config, site)`` makes a program to be checked and trained: modules, and steps that use them."""
 
-    group = "trivet.programs"
-    tag = "name"
-    base = ProgramConfig
-    config: type[ProgramConfig]
-    maker: str
+    group, tag, base = "trivet.programs", "name", ProgramConfig
 
 
 def _no_problems(_: Any, __: CheckContext) -> Iterable[Problem]:
@@ -171,23 +148,19 @@ def _no_problems(_: Any, __: CheckContext) -> Iterable[Problem]:
 
 
 @dataclass(frozen=True)
-class JobKind(Declaration):
+class JobKind(Declaration[CommonSpec]):
     """A kind of job, from its submission to its page.
 
-    ``runner(spec, context)`` runs on every rank; what it returns on rank 0 becomes the job's result.
+    ``function(spec, context)`` runs on every rank; what it returns on rank 0 becomes the job's result.
     ``check(spec, context)`` yields every reason why a job could never run, beside those that hold for any kind.
     ``page`` names a file in a package (``package:path``), an ES module whose function ``sections()`` returns what the
     middle of the job page shows; result and metrics where there is none. ``report`` names the JSON artifact that
     ``/v1/jobs/{id}/report`` answers with; the result where there is none. ``preloads`` names modules that ranks import
-    anyway, the runner's own first: hosts import them before there is a job, and fork its ranks. Their import must
+    anyway, the function's own first: hosts import them before there is a job, and fork its ranks. Their import must
     change nothing else: start no thread, initialise no device, open no file, set no variable.
     """
 
-    group = "trivet.kinds"
-    tag = "kind"
-    base = CommonSpec
-    config: type[CommonSpec]
-    runner: str
+    group, tag, base = "trivet.kinds", "kind", CommonSpec
     check: Callable[[Any, CheckContext], Iterable[Problem]] = _no_problems
     page: str | None = None
     report: str | None = None
@@ -206,9 +179,3 @@ GROUPS = tuple(
     kind.group for kind in (ModelFamily, DataSource, ObjectiveKind, OptimizerKind, ScheduleKind, ProgramKind, JobKind)
 )
 """The groups of entry points by which packages extend the service."""
-
-
-def dotted(name: str) -> Any:
-    """Return the object named ``package.module:attribute``."""
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)

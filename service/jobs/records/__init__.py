@@ -33,7 +33,6 @@ from service.jobs.records.hosts import (
 from service.jobs.records.jobs import (
     Accepted,
     Allocation,
-    BestJob,
     ComputedBy,
     FrozenModel,
     HostShare,
@@ -49,7 +48,6 @@ from service.jobs.records.jobs import (
     QueueLine,
     QueuePage,
     StartEstimate,
-    SweepJobs,
     TorchUsed,
 )
 from service.jobs.text import LONGEST_TEXT, shortened
@@ -63,7 +61,6 @@ __all__ = [
     "ApiKey",
     "Artifact",
     "AttemptRef",
-    "BestJob",
     "Claim",
     "ComputedBy",
     "Conflict",
@@ -96,7 +93,6 @@ __all__ = [
     "StartEstimate",
     "StoredFile",
     "Superseded",
-    "SweepJobs",
     "TorchUsed",
     "UnknownSpec",
     "Upload",

@@ -115,6 +115,13 @@ class Host(FrozenModel):
     """Set while the host is here for one job alone, on devices that a launcher got for it."""
 
     @property
+    def state(self) -> Literal["lost", "draining", "failing", "alive"]:
+        """Return the host's state in one word, as lists and metrics have it."""
+        if not self.alive:
+            return "lost"
+        return "draining" if self.draining else "failing" if self.failing else "alive"
+
+    @property
     def takes_work(self) -> bool:
         """Return whether placement gives it jobs."""
         return self.alive and not self.draining and self.failing is None and self.allocation is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from service.jobs.plugins import DataConfig, DataSource, Features, FileId, Samples, Tokens, disagreement
 from service.jobs.plugins.catalogue import catalogue
@@ -157,4 +157,4 @@ SOURCES = catalogue(
 if TYPE_CHECKING:
     DataSpec = DataConfig
 else:
-    DataSpec = Annotated[SOURCES.union(), Field(discriminator=SOURCES.tag), BeforeValidator(SOURCES.refuse_unavailable)]
+    DataSpec = SOURCES.choice()

@@ -37,9 +37,7 @@ __all__ = [
 if TYPE_CHECKING:
     FamilyConfig = ModelConfig
 else:
-    FamilyConfig = Annotated[
-        FAMILIES.union(), Field(discriminator=FAMILIES.tag), BeforeValidator(FAMILIES.refuse_unavailable)
-    ]
+    FamilyConfig = FAMILIES.choice()
 
 
 Step = Literal["latest"] | Annotated[int, Field(ge=0)]

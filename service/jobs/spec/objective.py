@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from service.jobs.plugins import Better, Features, ObjectiveConfig, ObjectiveKind, Reason, Samples, disagreement
 from service.jobs.plugins.catalogue import catalogue
@@ -128,4 +128,4 @@ OBJECTIVES = catalogue(
 if TYPE_CHECKING:
     ObjectiveSpec = ObjectiveConfig
 else:
-    ObjectiveSpec = OBJECTIVES.reference()
+    ObjectiveSpec = OBJECTIVES.choice(BeforeValidator(OBJECTIVES.read_name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from service.jobs.plugins import OptimizerConfig, OptimizerKind, Pattern, Strict, disagreement
 from service.jobs.plugins.catalogue import catalogue
@@ -105,4 +105,4 @@ OPTIMIZERS = catalogue(
 if TYPE_CHECKING:
     OptimizerSpec = OptimizerConfig
 else:
-    OptimizerSpec = OPTIMIZERS.reference()
+    OptimizerSpec = OPTIMIZERS.choice(BeforeValidator(OPTIMIZERS.read_name))

@@ -146,7 +146,7 @@ def _without_floor(value: Any) -> Any:
 if TYPE_CHECKING:
     ScheduleSpec = ScheduleConfig
 else:
-    ScheduleSpec = SCHEDULES.reference(BeforeValidator(_without_floor))
+    ScheduleSpec = SCHEDULES.choice(BeforeValidator(_without_floor), BeforeValidator(SCHEDULES.read_name))
 
 
 class PatienceSpec(Strict):

@@ -26,18 +26,18 @@ from service.jobs.store.client import BrokerCannotWrite, BrokerClient, BrokerRef
 from service.jobs.store.exports import Exports
 from service.jobs.store.files import Files, FileWriter, TooLarge, UploadedBy
 from service.jobs.store.gauges import Counts, Gauges, SampleStore
-from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
+from service.jobs.store.hosts import HostReport, HostStore
 from service.jobs.store.jobs import Jobs
 from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.listing import JobFilter, Listing
 from service.jobs.store.loop_calls import in_loop
 from service.jobs.store.outage import BrokerTimeouts
 from service.jobs.store.projects import Projects, ServiceAccounts
-from service.jobs.store.queue import Queue, Shares, WaitingJob
+from service.jobs.store.queue import Queue, Shares
 from service.jobs.store.sessions import Sessions, SignInFlow, SignInFlows, SignIns
 from service.jobs.store.submission import Submission
 from service.jobs.store.sweeps import Sweeps
-from service.jobs.store.tail import EventPage, Events, StoredEvent
+from service.jobs.store.tail import Events
 from service.jobs.store.webhooks import Webhooks
 
 
@@ -154,41 +154,20 @@ __all__ = [
     "BrokerCannotWrite",
     "BrokerRefused",
     "BrokerTimeouts",
-    "Counts",
     "Credential",
-    "EventPage",
-    "Events",
     "FileWriter",
     "Files",
-    "Gauges",
-    "HeartbeatReply",
     "HostReport",
-    "HostStore",
     "JobFilter",
-    "Jobs",
     "KnownJob",
-    "Launching",
-    "Listing",
     "PendingLaunch",
-    "Preemptions",
-    "Projects",
-    "Queue",
-    "SampleStore",
-    "ServiceAccounts",
-    "Sessions",
-    "Shares",
     "SignInFlow",
-    "SignInFlows",
-    "SignIns",
     "Store",
     "StoreLimits",
     "StoreUnavailable",
-    "StoredEvent",
     "Submission",
-    "Sweeps",
     "TooLarge",
     "UploadedBy",
-    "WaitingJob",
     "in_loop",
     "parse_ref",
 ]

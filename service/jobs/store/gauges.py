@@ -155,7 +155,7 @@ def _fleet(hosts: Sequence[Host], now: float) -> Numbers:
     alive = [host for host in hosts if host.alive]
     numbers = {_series("trivet_hosts", state=state): 0.0 for state in ("alive", "draining", "failing", "lost")}
     for host in hosts:
-        numbers[_series("trivet_hosts", state=_state(host))] += 1
+        numbers[_series("trivet_hosts", state=host.state)] += 1
     for pool in POOLS:
         numbers[_series("trivet_devices", pool=pool)] = float(sum(_devices(host)[pool] for host in alive))
         free = sum(len(host.free.get(pool, ())) for host in alive)
@@ -163,12 +163,6 @@ def _fleet(hosts: Sequence[Host], now: float) -> Numbers:
     for host in sorted(hosts, key=lambda each: each.name)[:_MOST_HOSTS]:
         numbers |= dict(_of_host(host, now))
     return numbers
-
-
-def _state(host: Host) -> str:
-    if not host.alive:
-        return "lost"
-    return "draining" if host.draining else "failing" if host.failing else "alive"
 
 
 def _devices(host: Host) -> dict[str, int]:

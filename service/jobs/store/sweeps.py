@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import orjson
-
 from service.jobs.records import Job, Rejected
 from service.jobs.records.store_limits import StoreLimits
 from service.jobs.spec.common import CommonSpec
@@ -14,7 +12,7 @@ from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.jobs import Jobs, other_body
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
-from service.jobs.store.submission import Submission
+from service.jobs.store.submission import Submission, json_of
 from service.jobs.submission.chains import ChainedJob, is_stand_in
 from service.jobs.submission.sweeps import Parameters
 
@@ -49,8 +47,8 @@ class Sweeps:
         outcome, job_id, state = stubs.submit_sweep(
             self.client,
             limits=self.limits.script_argument,
-            parent=_json(_without_devices(parent)),
-            children=_json(children),
+            parent=json_of(_without_devices(parent)),
+            children=json_of(children),
             metric=metric,
             mode=mode,
         )
@@ -76,7 +74,7 @@ def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict
     submission = Submission(
         "", spec, parent.owner, parent.project, text, idem="", body_hash="", launcher=spec.launcher or parent.launcher
     )
-    record = {**submission.record(), "parameters": _json(parameters)}
+    record = {**submission.record(), "parameters": json_of(parameters)}
     if spec.notify is not None:
         record["notify_on"] = ""  # those of the sweep are told; the numbers that reach thresholds are its jobs'
     return {**submission.entry(), "record": record}
@@ -84,10 +82,6 @@ def _child(parent: Submission, parameters: Parameters, spec: CommonSpec) -> dict
 
 def _link(submission: Submission, job: ChainedJob) -> dict[str, object]:
     """Return the entry of a job of a chain: the script knows the ids of the others, which it waits for."""
-    entry = {**submission.entry(), "record": {**submission.record(), "parameters": _json({"job": job.name})}}
+    entry = {**submission.entry(), "record": {**submission.record(), "parameters": json_of({"job": job.name})}}
     needed = [job_id for job_id in submission.needed if not is_stand_in(job_id)]
     return {**entry, "after": needed, "stand_in": job.stand_in, "links": job.names}
-
-
-def _json(value: object) -> str:
-    return orjson.dumps(value).decode()

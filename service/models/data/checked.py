@@ -15,7 +15,6 @@ from torch import Tensor
 from service.jobs.files import DataLayout
 from service.jobs.plugins import IGNORED, Features, Tokens
 from service.jobs.plugins import Samples as Declared
-from service.jobs.plugins.declarations import dotted
 from service.jobs.spec.data import SOURCES, DataSpec
 from service.models.data.sources import Dataset, Loader, Samples, Split
 
@@ -121,9 +120,7 @@ class CheckedSamples:
 
 def load(spec: DataSpec, layout: DataLayout | None = None) -> Dataset:
     """Return the data set that ``spec`` names, compared with what its source declares. Raises ``ValueError``."""
-    if spec.source not in SOURCES.provided:
-        raise ValueError(f"data.source={spec.source!r}; expected one of {', '.join(sorted(SOURCES.provided))}")
-    loader: Loader = dotted(SOURCES.provided[spec.source].declaration.loader)
+    loader: Loader = SOURCES.function(spec.source)
     dataset = loader(spec, layout)
     names = (f"data.source={spec.source!r}", f"the test split of data.source={spec.source!r}")
     found: list[Samples] = []

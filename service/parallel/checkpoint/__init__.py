@@ -4,7 +4,7 @@ A folder ``step_<n>`` appears under its name only when it is complete and on dis
 with their sizes and digests.
 """
 
-from service.jobs.files import META, Checkpoint, complete, incomplete, latest, read, require
+from service.jobs.files import META, Checkpoint, complete, incomplete, read, require
 from service.parallel.checkpoint.digests import digest_of, first_damaged
 from service.parallel.checkpoint.saver import BackgroundSaver, CheckpointError, DirectSaver, Saver
 from service.parallel.checkpoint.storage import PublishError, damage, discard, load, load_whole, on_first_rank, save
@@ -24,7 +24,6 @@ __all__ = [
     "discard",
     "first_damaged",
     "incomplete",
-    "latest",
     "load",
     "load_whole",
     "on_first_rank",

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from service.jobs.spec import optimizer as specs
-from service.training.gradients import local
+from service.parallel.tensor.placement import local
 from service.training.optimizers.base import Rule, UpdateGroup
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from service.jobs.plugins import matches
 from service.jobs.spec import optimizer as specs
 from service.models.full_weights import own_slices, whole_tensor
-from service.training.gradients import local
+from service.parallel.tensor.placement import local
 from service.training.optimizers.adamw import adamw_rule
 from service.training.optimizers.base import Rule, UpdateGroup
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from service.jobs.plugins import OptimizerConfig, matches
-from service.jobs.plugins.declarations import dotted
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.optimizer import OPTIMIZERS
 from service.parallel.tensor.placement import global_parameters, global_rows
@@ -75,13 +74,11 @@ def updater_for(
     """
     for path, message, got, expected in config.check([name for name, _ in global_parameters(whole)]):
         raise OptimizerError(f"{path}: {message}: {got!r}; expected {expected}")
-    if config.name not in OPTIMIZERS.provided:
-        raise ValueError(f"no optimizer {config.name!r}; expected one of {', '.join(OPTIMIZERS.provided)}")
     stages = list(stages)
     parameters = [pair for stage in stages for pair in global_parameters(stage)]
     rows = {name: count for stage in stages for name, count in global_rows(stage).items()}
     groups, frozen = _grouped(config, parameters, rows)
-    factory: Factory = dotted(OPTIMIZERS.provided[config.name].declaration.factory)
+    factory: Factory = OPTIMIZERS.function(config.name)
     return Updater(factory(config, groups, device) if groups else (), frozen)
 
 

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from service.jobs.runtime import Stopwatch
 from service.jobs.spec.train import TrainSpec
 from service.models.program import Step
-from service.parallel.distributed import peak_memory_gib
 from service.training.base_loop import BaseLoop
 from service.training.gradients import check_weights
-from service.training.journal import Journal, layout
+from service.training.journal import layout
 from service.training.programs.setup import FIRST, PreparedProgram, takes
 from service.training.programs.state import ProgramCheckpoints
 from service.training.programs.steps import ProgramSteps
 from service.training.publishing import publish_weights
-from service.training.step_totals import RankShare, StepReduction, StepTotals
+from service.training.step_totals import StepTotals
 
 _LOSS, _EVALUATION = "loss", "eval_"
 
@@ -34,9 +33,7 @@ class ProgramLoop(BaseLoop):
     )
 
     def __init__(self, spec: TrainSpec, training: PreparedProgram) -> None:
-        journal = Journal(spec, training.context)
-        checkpoints = ProgramCheckpoints(spec, training, journal.saved)
-        super().__init__(spec, training.context, training.device, checkpoints, journal)
+        super().__init__(spec, training.context, training.device, ProgramCheckpoints(spec, training))
         self.training = training
         self.resumes = takes(training.program.train, FIRST)
         self._steps: ProgramSteps | None = None
@@ -56,9 +53,7 @@ class ProgramLoop(BaseLoop):
             losses = self._losses(steps.run(self.step))
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
         total = sum((value.detach().double().reshape(()).to(self.device) for value in losses.values()), zero)
-        totals = self._reduce(total).read(self.step + 1)
-        if totals.unsaved:
-            self.checkpoints.saver.wait()
+        totals = self._reduce(total, torch.zeros_like(total)).read(self.step + 1)
         if begins:
             self.checkpoints.about(self.step)  # whatever a checkpoint would lose is refused here, and not at its time
         metrics = {name: value.item() for name, value in losses.items()}
@@ -115,21 +110,6 @@ class ProgramLoop(BaseLoop):
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise blame.error(doing, f"its loss {name!r} is of {got}; expected a tensor of one number")
         return dict(step.losses)
-
-    def _reduce(self, loss: Tensor) -> StepReduction:
-        use = self.meter.latest
-        return StepReduction(
-            RankShare(
-                loss=loss,
-                squared_norm=torch.zeros((), dtype=torch.float64, device=self.device),
-                stop=self.context.should_stop(),
-                unsaved=self.checkpoints.saver.has_failed,
-                memory_gib=peak_memory_gib(self.device),
-                device_busy=use.busy,
-                held_gib=use.held_gib,
-                power_w=use.power_w,
-            )
-        )
 
 
 def _of_first_rank(measured: dict[str, float]) -> dict[str, float]:

@@ -20,9 +20,9 @@ from service.models.compiled import COMPILE_MODES, apply_compile
 from service.models.parallelize import Fingerprint
 from service.models.program import Parts, Program, Site, make
 from service.models.randomness import seed_all
-from service.parallel import mesh as meshes
 from service.parallel.boundary import StepBoundary
 from service.parallel.mesh import Mesh
+from service.parallel.mesh import build as build_mesh
 from service.training.gate import allowed_modes, checked_calls, load_caches, lowest_mode
 from service.training.journal import compiled
 from service.training.programs.calls import CheckedCalls, Pattern
@@ -91,7 +91,7 @@ def prepare_program(
     config = spec.program
     assert config is not None
     seed_all(spec.seed, "data")  # alike on all ranks
-    mesh = meshes.build(spec.parallel, device.type)
+    mesh = build_mesh(spec.parallel, device.type)
     blame = Blame(config.name, device)
     with blame.of("its maker"):
         program, origin = make(config, spec.parallel, Site(device, mesh, spec.seed, context.data))

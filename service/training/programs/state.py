@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -28,8 +28,8 @@ _Plain = str | int | float | bool | None
 class ProgramCheckpoints(Checkpoints):
     """The checkpoints of a program's training. Raises :class:`LackingError` for state that they would lose."""
 
-    def __init__(self, spec: TrainSpec, training: PreparedProgram, tell: Callable[[Checkpoint], None]) -> None:
-        super().__init__(spec, training.context, training.device, tell)
+    def __init__(self, spec: TrainSpec, training: PreparedProgram) -> None:
+        super().__init__(spec, training.context, training.device)
         self._training = training
         self._names = {id(value): name for name, value in training.parts.members().items()}
         for index, optimizer in enumerate(training.parts.optimizers):

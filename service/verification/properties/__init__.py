@@ -29,4 +29,4 @@ def read(
     return PROPERTIES[type(spec)](spec, features, classes, layout)
 
 
-__all__ = ["PROPERTIES", "InstanceBatch", "Property", "PropertyError", "read"]
+__all__ = ["InstanceBatch", "Property", "PropertyError", "read"]

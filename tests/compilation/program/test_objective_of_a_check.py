@@ -18,9 +18,8 @@ from service.jobs.plugins import ObjectiveConfig, ObjectiveKind
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.objective import OBJECTIVES, CrossEntropy
-from service.models.parallelize import ModelRecipe
+from service.models.parallelize import ModelRecipe, gate_fingerprints
 from service.objectives import Objective, ObjectiveContext
-from service.training.gate import gate_fingerprints
 
 CPU = torch.device("cpu")
 MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}

@@ -59,15 +59,14 @@ def test_the_newest_are_kept(tmp_path_factory: pytest.TempPathFactory, steps: li
     for step in steps:
         checkpoint.save(folder, step, {"x": torch.tensor([step])}, {}, keep)
     assert [found.step for found in checkpoint.complete(folder)] == steps[-keep:]
-    newest = checkpoint.latest(folder)
-    assert newest is not None
+    newest = checkpoint.complete(folder)[-1]
     assert newest.step == steps[-1]
     assert sorted(path.name for path in folder.iterdir()) == sorted(f"step_{step}" for step in steps[-keep:])
 
 
 def test_nothing_published_is_no_checkpoint(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "absent") is None
-    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.complete(tmp_path / "absent") == []
+    assert checkpoint.complete(tmp_path) == []
 
 
 def cut_short(path: Path) -> None:
@@ -96,8 +95,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_refused(tmp_path: Path, damage:
     checkpoint.save(tmp_path, 1, tensors(), {})
     newer = checkpoint.save(tmp_path, 2, tensors(seed=2), {})
     damage(newer.path)  # type: ignore[operator]
-    newest = checkpoint.latest(tmp_path)
-    assert newest is not None
+    newest = checkpoint.complete(tmp_path)[-1]
     assert newest.step == 1
     with pytest.raises(ValueError, match=r"step_2 is not a complete checkpoint"):
         checkpoint.load(newer.path, tensors())
@@ -127,8 +125,7 @@ def test_a_failing_save_leaves_the_previous_one(
         patched.setattr(*where, full_disk)
         with pytest.raises(error, match="No space left"):
             checkpoint.save(tmp_path, 2, tensors(seed=2), {})
-    newest = checkpoint.latest(tmp_path)
-    assert newest is not None
+    newest = checkpoint.complete(tmp_path)[-1]
     assert newest.step == 1
     assert_equal(checkpoint.load_whole(newest.path), tensors())
 

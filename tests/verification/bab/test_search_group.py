@@ -254,10 +254,11 @@ def dies_in_a_search(folder: str) -> None:
     from dataclasses import replace
     from unittest.mock import patch
 
+    from search_problems import split_inputs
+
     from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
-    from service.verification.bab.inputs.search import split_inputs
 
     distributed.start("cpu")
     group, rounds = SearchGroup(build_mesh(ParallelSpec(dp_shard=2), "cpu").dp), 0

@@ -72,10 +72,12 @@ def restarted() -> list[list[int]]:
     from dataclasses import replace
     from unittest.mock import patch
 
+    from search_problems import split_activations
+
     from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
-    from service.verification.bab.activations.search import _ActivationSearch, split_activations
+    from service.verification.bab.activations.search import _ActivationSearch
     from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
 
     distributed.start("cpu")

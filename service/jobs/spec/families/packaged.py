@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from service.jobs.plugins import Features, ModelConfig, disagreement
 
@@ -75,6 +75,9 @@ class PictureConfig(PackagedConfig):
         {}, max_length=_MOST, description="arguments of the package's function that builds the architecture"
     )
 
+    refused_options: ClassVar[Mapping[str, str]]
+    """What such an option would do, by its name."""
+
     @property
     @abstractmethod
     def in_shape(self) -> tuple[int, int, int]:
@@ -83,6 +86,11 @@ class PictureConfig(PackagedConfig):
     @property
     def reads(self) -> Features:
         return Features(prod(self.in_shape), self.classes, shape=self.in_shape, classes_field="classes")
+
+    @model_validator(mode="after")
+    def _options_are_no_code(self) -> PictureConfig:
+        check_keys(self.options, self.refused_options, "options")
+        return self
 
 
 def check_keys(value: object, refused: Mapping[str, str], field: str) -> None:

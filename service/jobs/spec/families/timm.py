@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from service.jobs.spec.families.packaged import PRETRAINED, PictureConfig, check_keys
-
-_REFUSED = {
-    **PRETRAINED,
-    "features_only": "a model without an output of classes",
-    "cache_dir": "a folder of the worker's",
-    "num_classes": "said by classes",
-    "in_chans": "said by channels",
-    "scriptable": "about TorchScript",
-    "exportable": "about TorchScript",
-    "no_jit": "about TorchScript",
-}
+from service.jobs.spec.families.packaged import PRETRAINED, PictureConfig
 
 
 class TimmConfig(PictureConfig):
     """An architecture of timm: ``{family: timm, name: resnet18, channels: 3, height: 32, width: 32, classes: 10}``."""
 
+    refused_options: ClassVar[Mapping[str, str]] = {
+        **PRETRAINED,
+        "features_only": "a model without an output of classes",
+        "cache_dir": "a folder of the worker's",
+        "num_classes": "said by classes",
+        "in_chans": "said by channels",
+        "scriptable": "about TorchScript",
+        "exportable": "about TorchScript",
+        "no_jit": "about TorchScript",
+    }
     family: Literal["timm"] = Field("timm", description="an architecture of the package timm")
     channels: int = Field(3, ge=1, le=2**16, description="channels of a picture: 1 for grey, 3 for colours")
 
@@ -33,8 +33,3 @@ class TimmConfig(PictureConfig):
     @property
     def in_shape(self) -> tuple[int, int, int]:
         return self.channels, self.height, self.width
-
-    @model_validator(mode="after")
-    def _options_are_no_code(self) -> TimmConfig:
-        check_keys(self.options, _REFUSED, "options")
-        return self

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from service.jobs.spec.families.packaged import PRETRAINED, PictureConfig, check_keys
-
-_REFUSED = {**PRETRAINED, "progress": "about downloads", "num_classes": "said by classes"}
+from service.jobs.spec.families.packaged import PRETRAINED, PictureConfig
 
 
 class TorchvisionConfig(PictureConfig):
     """An architecture of torchvision, which reads three colours: ``{family: torchvision, name: resnet18, …}``."""
 
+    refused_options: ClassVar[Mapping[str, str]] = {
+        **PRETRAINED,
+        "progress": "about downloads",
+        "num_classes": "said by classes",
+    }
     family: Literal["torchvision"] = Field("torchvision", description="an architecture of the package torchvision")
 
     @property
@@ -23,8 +27,3 @@ class TorchvisionConfig(PictureConfig):
     @property
     def in_shape(self) -> tuple[int, int, int]:
         return 3, self.height, self.width
-
-    @model_validator(mode="after")
-    def _options_are_no_code(self) -> TorchvisionConfig:
-        check_keys(self.options, _REFUSED, "options")
-        return self
