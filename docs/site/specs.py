@@ -13,7 +13,7 @@ from service.jobs.spec.common import CommonSpec
 
 Schema = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
-KINDS = ("train", "verify", "compile", "run")
+KINDS = ("train", "verify", "compile", "run", "script")
 """Those that are built in; a package's own are on the page Specs of the dashboard."""
 _DEEPEST = 5
 _TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "object": "map"}

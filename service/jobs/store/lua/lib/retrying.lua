@@ -13,6 +13,9 @@ local function why_not_again(id, going)
   elseif dependents_are_told(id) or (sweep and dependents_are_told(sweep)) then
     return "jobs that needed job " .. id .. " are still being ended; try again in a moment"
   end
+  if field(id, "kind") == "script" and not allows_scripts(project_of(id)) then
+    return "job " .. id .. " cannot be queued again: project '" .. project_of(id) .. "' lacks scripts: true"
+  end
   local weights = cjson.decode(field(id, "weights") or "[]")
   for _, needed in ipairs(cjson.decode(field(id, "after"))) do
     local its_state = field(needed, "state")
