@@ -37,12 +37,13 @@ class _Field:
 def page(kind: str) -> str:
     """Return the page about a kind, in Markdown."""
     root = REGISTERED.declaration(kind).config.model_json_schema()
-    example = (ROOT / "examples" / f"{kind}.yaml").read_text()
+    file = ROOT / "examples" / f"{kind}.yaml"
+    shown = f"\n```yaml\n{file.read_text()}```\n" if file.exists() else ""  # a run has an installed program
     fields = list(_fields(root, root, "", "", 0))
     common = set(CommonSpec.model_fields)
     own = [each for each in fields if each.path.split(".")[0] not in common]
     others = [each for each in fields if each.path.split(".")[0] in common]
-    head = f"# Fields of `kind: {kind}`\n\n{_words(root)}\n\n```yaml\n{example}```\n"
+    head = f"# Fields of `kind: {kind}`\n\n{_words(root)}\n{shown}"
     notes = (
         "\nA field without a default must be given. `…` in a default stands for fields with defaults of their own.\n"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import socket
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from worker_fleet import REAL_SUPERVISOR, Fleet
 from service.jobs.records import AttemptRef
 from service.jobs.spec.script import ScriptSpec
 from trivet.packing import pack_folder
+from workers.supervisor.job_policy import JobPolicy
 
 EXAMPLE = ROOT / "examples" / "script"
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("confined")]
 
 ODD = """
-import os, subprocess, sys, threading, time
+import os, socket, subprocess, sys, threading, time
 from pathlib import Path
 from trivet import run
 
@@ -30,13 +32,15 @@ if os.fork() == 0:
     raise RuntimeError("a fork that runs past the script's end")
 os.wait()
 sys.stdout.buffer.write(bytes(range(256)) + b"\\n")
-written = 0
+reached = 0
 for folder in (Path("/tmp"), Path(os.environ["TRIVET_DATA"]), run.checkpoint_dir().parents[1]):
     try:
         (folder / "planted").write_text("x")
-        written += 1
+        reached += 1
     except OSError:
         pass
+with socket.socket() as connection:
+    reached += connection.connect_ex(("127.0.0.1", int(sys.argv[1]))) == 0
 child = "from trivet import run; run.metric(1, of_a_child=7)"
 outer = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[1:])}
 subprocess.run([sys.executable, "-c", child], check=True, env=outer)
@@ -45,7 +49,7 @@ Path("out").mkdir()
 Path("out/a.txt").write_text("kept")
 Path("out/link.txt").symlink_to("/etc/passwd")
 run.artifact("out", "copied")
-run.metric(2, {"written": written}, words=len(sys.argv))
+run.metric(2, {"reached": reached}, words=len(sys.argv))
 threading.Thread(target=lambda: (time.sleep(0.3), run.metric(3, late=1.0))).start()
 """
 FAILING = """
@@ -99,15 +103,17 @@ def test_the_example_trains_on_two_ranks_as_it_is(fleet: Fleet) -> None:
 
 
 def test_a_script_that_does_odd_things_harms_nobody_and_keeps_what_it_says(fleet: Fleet) -> None:
-    ref = placed(fleet, {"train.py": ODD}, args=["a", "b"], keep=["out/*.txt"])
-    fleet.supervise(ref, command=REAL_SUPERVISOR)
-    job = fleet.ended(ref)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        ref = placed(fleet, {"train.py": ODD}, args=[port, "b"], keep=["out/*.txt"])
+        fleet.supervise(ref, command=REAL_SUPERVISOR)
+        job = fleet.ended(ref)
     assert (job.state, job.error) == ("succeeded", None)
     assert job.result is not None
     del job.result["seconds"]
-    assert job.result == {"written": 0.0, "words": 3.0, "late": 1.0}
+    assert job.result == {"reached": 0.0, "words": 3.0, "late": 1.0}
     values = [event["values"] for event in fleet.events(ref, "metric")]
-    assert values == [{"of_a_child": 7.0}, {"written": 0.0, "words": 3.0}, {"late": 1.0}]
+    assert values == [{"of_a_child": 7.0}, {"reached": 0.0, "words": 3.0}, {"late": 1.0}]
     kept = {artifact.name for artifact in fleet.store.artifacts.list(ref.job_id)}
     assert kept == {"copied", "out/a.txt"}
     assert fleet.printed(ref, "a fork that runs past the script's end")
@@ -145,3 +151,11 @@ def test_a_script_without_an_end_is_ended_by_its_time_limit(fleet: Fleet) -> Non
     job = fleet.ended(ref)
     assert job.error is not None
     assert job.error.message == "the attempt ran longer than timeout_s = 1"
+
+
+def test_a_script_runs_in_confinement_or_not_at_all(fleet: Fleet) -> None:
+    ref = placed(fleet, {"train.py": ""})
+    claim = fleet.store.attempts.claim(ref, "supervisor")
+    confined = JobPolicy("auto").confine(claim, fleet.data, "redis://127.0.0.1", read=[], write=[])
+    assert set(confined.needs) == {"files", "broker", "network"}
+    assert confined.own_network

@@ -53,6 +53,10 @@ class ScriptSpec(CommonSpec):
         examples=[["out/*.pt"]],
     )
 
+    @property
+    def brings_code(self) -> bool:
+        return True
+
     @model_validator(mode="before")
     @classmethod
     def _ranks_are_replicas(cls, given: Any) -> Any:
@@ -67,4 +71,7 @@ class ScriptSpec(CommonSpec):
             raise disagreement(
                 "parallel", "a script divides its work itself", got, f"ranks: {self.parallel.world_size}"
             )
+        if self.max_hosts > 1:
+            message = "a script has no network, by which its ranks would reach those of other hosts"
+            raise disagreement("max_hosts", message, self.max_hosts, "1")
         return self

@@ -16,7 +16,6 @@ from service.jobs.kinds.chain import ChainSpec
 from service.jobs.records import Accepted, Conflict, Job, JobPage, NotFound, Rejected
 from service.jobs.records.store_limits import StoreLimits
 from service.jobs.spec.common import JOB_ID, LOCAL, TERMINAL, CommonSpec
-from service.jobs.spec.script import ScriptSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.client import BrokerClient
@@ -122,7 +121,7 @@ class Jobs:
 
     def _without_scripts(self, specs: Mapping[str, CommonSpec], projects: Collection[str]) -> list[str]:
         """Return those of ``projects`` that may not run scripts, if one of the specs is one."""
-        if not any(isinstance(spec, ScriptSpec) for spec in specs.values()):
+        if not any(spec.brings_code for spec in specs.values()):
             return []
         return [name for name in sorted(projects) if not self._project(name).scripts]
 
