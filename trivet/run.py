@@ -21,12 +21,12 @@ def metric(step: int, values: Mapping[str, float] | None = None, /, **named: flo
 
     Raises ``TypeError`` or ``ValueError`` for what is no number.
     """
-    _host().metric(int(step), {name: float(value) for name, value in {**(values or {}), **named}.items()})
+    _run().metric(int(step), {name: float(value) for name, value in {**(values or {}), **named}.items()})
 
 
 def progress(done: int, total: int, unit: str = "steps") -> None:
     """Report that so much of the work is done."""
-    _host().progress(int(done), int(total), unit)
+    _run().progress(int(done), int(total), unit)
 
 
 def artifact(path: str | os.PathLike[str], name: str | None = None) -> None:
@@ -34,21 +34,21 @@ def artifact(path: str | os.PathLike[str], name: str | None = None) -> None:
     file = Path(path)
     if not file.exists():
         raise FileNotFoundError(f"artifact {file}: there is no such file")
-    _host().artifact(file, name or file.name)
+    _run().artifact(file, name or file.name)
 
 
 def checkpoint_dir() -> Path:
     """Return a folder that later attempts find as it was left; outside of a job it is ``checkpoints`` where the script
     runs.
     """
-    folder = _host().checkpoint_dir()
+    folder = _run().checkpoint_dir()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def resumed() -> bool:
     """Return whether an earlier attempt left something in :func:`checkpoint_dir`."""
-    folder = _host().checkpoint_dir()
+    folder = _run().checkpoint_dir()
     return folder.is_dir() and any(folder.iterdir())
 
 
@@ -57,10 +57,10 @@ def stopping() -> bool:
 
     Ranks may hear of it at different steps: let them agree, by an ``all_reduce``, before one of them stops.
     """
-    return _host().stopping()
+    return _run().stopping()
 
 
-class _Host(Protocol):
+class _AnyRun(Protocol):
     def metric(self, step: int, values: Mapping[str, float]) -> None: ...
     def progress(self, done: int, total: int, unit: str) -> None: ...
     def artifact(self, path: Path, name: str) -> None: ...
@@ -68,7 +68,7 @@ class _Host(Protocol):
     def stopping(self) -> bool: ...
 
 
-class _Terminal:
+class _PrintedRun:
     """Prints what rank 0 reports, outside of a job."""
 
     def metric(self, step: int, values: Mapping[str, float]) -> None:
@@ -92,9 +92,9 @@ class _Terminal:
 
 
 @cache
-def _host() -> _Host:
+def _run() -> _AnyRun:
     if "TRIVET_JOB" not in os.environ:
-        return _Terminal()
+        return _PrintedRun()
     from service.jobs.runtime import ScriptRun  # noqa: PLC0415 - only ranks have it, and have imported it
 
     return ScriptRun.of_process()
