@@ -111,7 +111,8 @@ def answer_environment() -> None:
     store, groups = _join(Path(folder), launch.world_size), itertools.count()
 
     def meet(_url: str, **_: Any) -> Iterator[tuple[distributed_c10d.Store, int, int]]:
-        yield dist.PrefixStore(f"script-{next(groups)}", store), launch.rank, launch.world_size
+        apart = dist.PrefixStore(f"script-{next(groups)}", store)  # type: ignore[attr-defined]
+        yield apart, launch.rank, launch.world_size
 
     internal("torch.distributed.rendezvous._rendezvous_handlers")["env"] = meet
 

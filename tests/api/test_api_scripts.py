@@ -18,10 +18,12 @@ def test_a_project_runs_scripts_only_while_its_operator_allows_it(client: TestCl
     (error,) = refused.json()["errors"]
     assert error["path"] == "kind"
     assert error["message"] == "project 'vision' may not run scripts: it lacks scripts: true"
-    swept = client.post("/v1/jobs", json={**spec, "sweep": {"grid": {"seed": [1, 2]}}}, headers=ann)
+    swept = client.post("/v1/jobs", json={**spec, "sweep": {"grid": {"ranks": [1, 2]}}}, headers=ann)
     assert swept.status_code == 422
     assert client.patch("/v1/projects/vision", json={"scripts": True}, headers=meg).status_code == 403
     assert client.patch("/v1/projects/vision", json={"scripts": True}).json()["scripts"] is True
+    swept = client.post("/v1/jobs", json={**spec, "sweep": {"grid": {"ranks": [1, 2]}}}, headers=ann)
+    assert swept.status_code == 201, swept.text
     job = client.post("/v1/jobs", json=spec, headers=ann)
     assert job.status_code == 201, job.text
     here = f"/v1/jobs/{job.json()['id']}"

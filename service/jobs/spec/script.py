@@ -60,9 +60,14 @@ class ScriptSpec(CommonSpec):
     @model_validator(mode="before")
     @classmethod
     def _ranks_are_replicas(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "ranks" in given and "parallel" not in given:
-            return {**given, "parallel": {"dp_replicate": given["ranks"]}}
-        return given
+        """Take ``parallel`` from ``ranks``, unless it says something else: a sweep of ranks has that of its parent."""
+        if not isinstance(given, dict) or "ranks" not in given:
+            return given
+        parallel = given.get("parallel", {})
+        others = {**parallel, "dp_replicate": 1} if isinstance(parallel, dict) else {"pp": 0}
+        if any(size != 1 for size in others.values()):
+            return given
+        return {**given, "parallel": {"dp_replicate": given["ranks"]}}
 
     @model_validator(mode="after")
     def _divides_its_work_itself(self) -> ScriptSpec:
@@ -71,6 +76,8 @@ class ScriptSpec(CommonSpec):
             raise disagreement(
                 "parallel", "a script divides its work itself", got, f"ranks: {self.parallel.world_size}"
             )
+        if self.seed:
+            raise disagreement("seed", "a script seeds itself", self.seed, "0, and an argument of the script")
         if self.max_hosts > 1:
             message = "a script has no network, by which its ranks would reach those of other hosts"
             raise disagreement("max_hosts", message, self.max_hosts, "1")
