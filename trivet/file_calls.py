@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,12 +33,16 @@ class FileCalls:
         *,
         project: str | None = None,
     ) -> StoredFile:
-        """Upload a file; the same bytes give the same id. Only an operator's key may name another project."""
-        params = {"name": Path(path).name[:_LONGEST_NAME]} | ({} if project is None else {"project": project})
+        """Upload a file, or a zip of a script's folder; the same bytes give the same id.
+
+        Only an operator's key may name another project.
+        """
+        name = Path(path).resolve().name[:_LONGEST_NAME]
+        params = {"name": name} | ({} if project is None else {"project": project})
 
         def send() -> httpx2.Response:
             headers = {"Content-Type": media_type}
-            with Path(path).open("rb") as file:
+            with _content(Path(path)) as file:
                 return self._connection.send("POST", "/v1/files", content=file, params=params, headers=headers)
 
         answer = self._connection.patience.outlast(send, bears_repetition=True)
@@ -64,6 +69,21 @@ class FileCalls:
     def _save_once(self, url: str, target: Path) -> int:
         with self._connection.stream(url) as response, _writing(target) as file:
             return sum(file.write(chunk) for chunk in response.iter_bytes())
+
+
+@contextmanager
+def _content(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to be uploaded; of a folder, a zip that is deleted afterwards."""
+    if not path.is_dir():
+        with path.open("rb") as file:
+            yield file
+        return
+    from trivet.packing import pack_folder  # noqa: PLC0415 - few uploads are folders
+
+    with tempfile.TemporaryFile() as packed:
+        pack_folder(path, packed)
+        packed.seek(0)
+        yield packed
 
 
 _NOT_OURS = (Path("/dev"), Path("/proc"))

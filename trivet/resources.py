@@ -139,7 +139,9 @@ class ProjectsResource:
         return ProjectDetails.model_validate(self.connection.json("GET", _project(name)))
 
     def change(self, name: str, **changes: Any) -> ProjectDetails:
-        """Change a project's ``description``, or the given ones of its ``quotas``: ``None`` removes one."""
+        """Change a project's ``description``, whether it may run ``scripts``, or the given ones of its ``quotas``:
+        ``None`` removes one.
+        """
         return ProjectDetails.model_validate(self.connection.json("PATCH", _project(name), json=changes))
 
     def delete(self, name: str) -> None:

@@ -29,6 +29,7 @@ class ProjectChange(BaseModel, extra="forbid"):
     """Changes to a project; absent fields stay."""
 
     description: str | None = Field(None, max_length=LONGEST_DESCRIPTION)
+    scripts: bool | None = Field(None, description="whether its jobs may be scripts of their authors'")
     quotas: Quotas = Field(Quotas(), description="only the given ones change; null removes one")
 
 
@@ -73,6 +74,8 @@ def change_project(name: str, body: ProjectChange, request: Request, key: Admin,
     """Change a project."""
     if body.description is not None:
         store.projects.describe(name, body.description)
+    if body.scripts is not None:
+        store.projects.allow_scripts(name, allowed=body.scripts)
     if body.quotas.model_fields_set:
         store.projects.limit(name, body.quotas.model_dump(exclude_unset=True))
     audit(request, "project.change", subject=name, changes=body.model_dump_json(exclude_unset=True))

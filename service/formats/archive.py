@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import stat
 import tarfile
 import zipfile
 import zlib
@@ -36,6 +37,8 @@ OF_ZIP, OF_PICKLE = b"PK\x03\x04", b"\x80"
 _TAR = (b"ustar", 257)
 """What a tar has, and where."""
 _CHUNK = 2**20
+_PLAIN_MODES = (0, stat.S_IFREG, stat.S_IFDIR)
+"""What a zip's member may be: archivers of other systems than Unix say nothing."""
 
 
 class UploadError(ValueError):
@@ -165,6 +168,20 @@ def opened(archive: Path, of: str) -> Iterator[list[ArchiveMember]]:
                     yield _of_tar(tar)
     except tarfile.ReadError as error:
         raise ArchiveError(f"expected a zip or an uncompressed tar of {of}: {error}") from error
+
+
+def first_odd_member(archive: Path) -> str | None:
+    """Return the first member that is neither a regular file nor a folder: a link, a device, a pipe, a sparse file.
+
+    Raises :class:`ArchiveError` as :func:`opened` does, which leaves such members out.
+    """
+    with damage():
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                modes = ((entry.filename, entry.external_attr >> 16) for entry in zipped.infolist())
+                return next((name for name, mode in modes if stat.S_IFMT(mode) not in _PLAIN_MODES), None)
+        with tarfile.open(archive, "r:", tarinfo=_CheckedTarInfo) as tar:
+            return next((entry.name for entry in tar if entry.issparse() or not (entry.isreg() or entry.isdir())), None)
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import os
 import pickle
 import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -98,6 +99,22 @@ def start(device_type: str) -> torch.device:
             device_id=device if device.type == "cuda" and launch.world_size > 1 else None,
         )
     return device
+
+
+def answer_environment() -> None:
+    """Let torch's ``env://``, by which scripts join their group, meet where the launcher's ranks meet: nothing listens
+    at ``MASTER_PORT``. Each group that a process makes has a place of its own there.
+    """
+    launch, folder = read_launch(os.environ), os.environ.get(rendezvous_folder.VARIABLE)
+    if folder is None or not launch.grouped:
+        return
+    store, groups = _join(Path(folder), launch.world_size), itertools.count()
+
+    def meet(_url: str, **_: Any) -> Iterator[tuple[distributed_c10d.Store, int, int]]:
+        apart = dist.PrefixStore(f"script-{next(groups)}", store)  # type: ignore[attr-defined]
+        yield apart, launch.rank, launch.world_size
+
+    internal("torch.distributed.rendezvous._rendezvous_handlers")["env"] = meet
 
 
 def start_alone(device_type: str) -> torch.device:

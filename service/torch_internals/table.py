@@ -156,6 +156,7 @@ INTERNALS: Mapping[str, Internal] = {
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._root_post_backward_final_callback": Internal(
         "end a step of FSDP2 outside of a backward"
     ),
+    "torch.distributed.rendezvous._rendezvous_handlers": Internal("let the ranks of a script meet without a port"),
     "torch.distributed.tensor.DTensor._local_tensor": Internal("see a rank's part of a distributed tensor"),
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": Internal("load a rank's part of weights"),
     "torch.export.exported_program._split_decomp_table_to_cia_and_python_decomp": Internal("decompose traced models"),

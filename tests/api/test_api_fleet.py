@@ -155,7 +155,7 @@ def test_every_kind_has_a_schema(client: TestClient) -> None:
     for kind in KINDS.provided:
         schema = client.get(f"/v1/kinds/{kind}/schema").json()
         assert schema["additionalProperties"] is False
-        own = {"chain": "jobs", "run": "program"}.get(kind, "model")
+        own = {"chain": "jobs", "run": "program", "script": "entry"}.get(kind, "model")
         assert {own, "parallel", "priority"} <= set(schema["properties"])
     answer = client.get("/v1/kinds/cook/schema")
     assert answer.status_code == 404

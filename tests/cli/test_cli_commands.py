@@ -198,7 +198,7 @@ def test_set_uploads_the_files_that_it_names(trivet: Cli, store: Store) -> None:
     assert store.files.get(file_id)[1].read_bytes() == content
 
     refused = trivet("submit", trivet.spec(), "--set", "labels.about=@missing.bin")
-    assert (refused.code, refused.err) == (2, "--set: cannot read missing.bin: it is not a file\n")
+    assert (refused.code, refused.err) == (2, "--set: cannot read missing.bin: there is no such file or folder\n")
     offered = trivet("submit", trivet.spec(kind="verify"), "--set", "property={vnnlib: tokens.bin}")
     assert "--set property.vnnlib=@tokens.bin" in " ".join(offered.err.split())
 

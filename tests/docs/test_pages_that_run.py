@@ -21,7 +21,7 @@ from pages import ROOT, commands, console_blocks
 
 from trivet import Client
 
-USE = ("debugging", "jobs", "queue", "sweeps", "train", "verify")
+USE = ("debugging", "from-your-script", "jobs", "queue", "sweeps", "train", "verify")
 GUIDES = [
     ROOT / "README.md",
     *(ROOT / "docs" / "use" / f"{name}.md" for name in USE),

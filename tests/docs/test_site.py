@@ -37,7 +37,7 @@ def test_a_page_loads_nothing_from_other_hosts(site: Path) -> None:
         assert [tag for tag in loaded if OTHER_HOSTS.search(tag) and "canonical" not in tag] == [], page
 
 
-@pytest.mark.parametrize("kind", ["train", "verify", "compile", "run"])
+@pytest.mark.parametrize("kind", ["train", "verify", "compile", "run", "script"])
 def test_every_field_of_a_spec_has_its_meaning_and_an_example(site: Path, kind: str) -> None:
     text = unescape((site / "reference" / f"{kind}.html").read_text())
     rows = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)]

@@ -24,9 +24,9 @@ from waiting import LIMIT_S, eventually
 from service.jobs.files import DataLayout
 from service.jobs.host import SupervisorRegistry
 from service.jobs.host.embedded_broker import EmbeddedBroker
+from service.jobs.plugins import CommonSpec
 from service.jobs.records import AttemptRef, Job
 from service.jobs.spec.train import TrainSpec
-from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.keyspace import LEASES
 from workers.supervisor.job_policy import JobPolicy
@@ -104,7 +104,7 @@ class Fleet:
         """A job that is placed here."""
         return self.place(train_spec(name, ranks, **fields))
 
-    def place(self, spec: TrainSpec | VerifySpec) -> AttemptRef:
+    def place(self, spec: CommonSpec) -> AttemptRef:
         """A job of any kind that is placed here."""
         self.beat()
         job, _ = self.store.jobs.submit(spec, "tester")

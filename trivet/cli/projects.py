@@ -58,10 +58,14 @@ def change(
         list[str] | None,
         typer.Option("--quota", metavar="NAME=NUMBER", help=f"{', '.join(Quotas.model_fields)}; NAME= for no limit"),
     ] = None,
+    scripts: Annotated[
+        bool | None, typer.Option("--scripts/--no-scripts", help="let its jobs be scripts of their authors'")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Change a project's description and quotas."""
-    changes: dict[str, Any] = {} if description is None else {"description": description}
+    """Change a project's description and quotas, and whether it may run scripts."""
+    given = {"description": description, "scripts": scripts}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if quotas:
         changes["quotas"] = dict(map(_quota, quotas))
     if not changes:
@@ -124,6 +128,8 @@ def _print(project: ProjectDetails, as_json: bool) -> None:
     out.print(f"project {project.name}", style="bold")
     if project.description:
         out.block(f"  {project.description}", indent=2)
+    if project.scripts:
+        out.print("  scripts: true")
     for name, most in project.quotas.model_dump(exclude_none=True).items():
         used = getattr(project.usage, name, None)
         out.print(f"  {name}: {most if used is None else f'{used} of {most}'}")

@@ -176,7 +176,8 @@ def _finish(service: Client, job: Job, *, as_json: bool) -> None:
 
 def upload(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="models, queries, data, tokenizers, weights, archives")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="models, queries, data, tokenizers, weights, archives, folders"),
     ],
     project: Annotated[
         str | None, typer.Option(help="the upload's project, for an operator's key; else the key's own")
@@ -185,8 +186,8 @@ def upload(
 ) -> None:
     """Upload files for specs, and print the id of each on a line. The same bytes give the same id."""
     for path in paths:
-        if not path.is_file():
-            refuse(f"cannot read {path}: it is not a file")
+        if not path.exists():
+            refuse(f"cannot read {path}: there is no such file or folder")
     with client() as service:
         stored = [service.upload(path, project=project) for path in paths]
     if as_json:
@@ -274,8 +275,8 @@ def _upload_attached(changes: Sequence[str], project: str | None) -> list[str]:
     """
     named = {path for change in changes for path in _paths(change)}
     for path in sorted(named):
-        if not Path(path).is_file():
-            refuse(f"--set: cannot read {path}: it is not a file")
+        if not Path(path).exists():
+            refuse(f"--set: cannot read {path}: there is no such file or folder")
     if not named:
         return list(changes)
     with client() as service:
@@ -289,8 +290,8 @@ def _paths(change: str) -> list[str]:
 
 
 def _is_whole(text: str) -> bool:
-    """Return whether the value is a single file, whose path may have spaces and commas."""
-    return text.startswith("@") and Path(text[1:]).is_file()
+    """Return whether the value is a single file or folder, whose path may have spaces and commas."""
+    return text.startswith("@") and Path(text[1:]).exists()
 
 
 def _with_ids(change: str, ids: dict[str, str]) -> str:

@@ -201,6 +201,8 @@ class Confinement:
     covered: tuple[str, ...] = ()
     """Folders in which only ``read`` and ``write`` are visible, sockets included."""
     own_network: bool = False
+    needs: tuple[str, ...] = ()
+    """Parts of :data:`ISOLATION_PARTS` without which the ranks do not run, unless the mode is ``none``."""
     cuda: bool = False
     """Whether the ranks use CUDA, whose driver names its threads by files in ``/proc`` and does not start if it
     cannot: error 304, seen with driver 580.
@@ -238,9 +240,10 @@ class Confinement:
             placed = [replace(each, path=each.path.parent) if in_user_namespace else each for each in parts]
             held |= self._enforce(covered, read, [*write, *placed], in_user_namespace=in_user_namespace)
         expected = set(ISOLATION_PARTS) - (set() if self.own_network else {"network"})
-        if self.mode == "required" and (missing := expected - held):
+        why = "job_isolation is 'required'" if self.mode == "required" else "the job brings code of its own"
+        if missing := (expected if self.mode == "required" else set(self.needs)) - held:
             lacks = "; ".join(ISOLATION_PARTS[part] for part in ISOLATION_PARTS if part in missing)
-            raise ConfinementError(f"job_isolation is 'required', and this host does not allow: {lacks}")
+            raise ConfinementError(f"{why}, and this host does not allow: {lacks}")
         return held
 
     def _enforce(

@@ -22,6 +22,9 @@ from service.jobs.settings import MAX_LOG_BYTES, Settings
 from workers.launcher.confinement import Confinement, JobLimits, Mode
 from workers.rank.stacks import stacks_file
 
+_NEEDED_BY_CODE = ("files", "broker", "network")
+"""Parts of a confinement that keep code of a job's author from other jobs and from the network."""
+
 
 @dataclass(frozen=True)
 class JobPolicy:
@@ -109,6 +112,7 @@ class JobPolicy:
             secret=(*self.secret, *map(str, covered)),
             covered=tuple(map(str, covered)),
             own_network=len(claim.shares) == 1,
+            needs=_NEEDED_BY_CODE if claim.spec.brings_code else (),
             cuda=claim.share.pool == "cuda",
         )
 

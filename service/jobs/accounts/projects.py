@@ -97,6 +97,7 @@ class Project(BaseModel):
     description: str = ""
     created_at: datetime | None = None
     quotas: Quotas = Quotas()
+    scripts: bool = Field(False, description="whether its jobs may be scripts of their authors'")
 
 
 class ProjectMember(BaseModel):

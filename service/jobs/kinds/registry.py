@@ -11,12 +11,13 @@ from pydantic import BeforeValidator, Discriminator, TypeAdapter
 from service.jobs.kinds.chain import CHAIN
 from service.jobs.kinds.compile import COMPILE
 from service.jobs.kinds.run import RUN
+from service.jobs.kinds.script import SCRIPT
 from service.jobs.kinds.train import TRAIN
 from service.jobs.kinds.verify import VERIFY
 from service.jobs.plugins import CommonSpec, JobKind
 from service.jobs.plugins.catalogue import catalogue
 
-KINDS = catalogue(JobKind, (TRAIN, VERIFY, COMPILE, CHAIN, RUN))
+KINDS = catalogue(JobKind, (TRAIN, VERIFY, COMPILE, CHAIN, RUN, SCRIPT))
 
 if TYPE_CHECKING:
     JobSpec = CommonSpec

@@ -58,6 +58,8 @@ class CheckContext:
     """Returns the steps for which a training job has left weights, by its id."""
     checkpoints_of: Callable[[str], Collection[int]] = lambda _: ()
     """Returns the steps of a training job's complete checkpoints, by its id."""
+    without_scripts: Collection[str] = ()
+    """The submission's projects that may not run scripts of their own."""
     auto_pool: Literal["cuda", "cpu"] = "cpu"
     """The present pool of the device ``auto``: ``cuda`` if a host that is not drained has any."""
 

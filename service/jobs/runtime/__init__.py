@@ -19,6 +19,7 @@ from service.jobs.runtime.run_context import (
     RunContext,
     Runner,
 )
+from service.jobs.runtime.script_run import ScriptRun
 from service.jobs.runtime.stopwatch import Stopwatch
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Reporter",
     "RunContext",
     "Runner",
+    "ScriptRun",
     "Stopwatch",
     "connect",
 ]

@@ -60,10 +60,11 @@ def connect(address: str, rank: int, channel: Channel, secret: str) -> socket.so
 class RankReporter(Reporter):
     """Appends to the rank's file, which its supervisor reads in its own time.
 
-    Raises :class:`OSError` if the file cannot be written; while the disk hangs, the rank waits.
+    Raises :class:`OSError` if the file cannot be written; while the disk hangs, the rank waits. Without a
+    ``connection`` it has no last word: the rank's own reporter, beside this one, says it.
     """
 
-    def __init__(self, connection: socket.socket, rank: int, paths: JobPaths, attempt: int) -> None:
+    def __init__(self, connection: socket.socket | None, rank: int, paths: JobPaths, attempt: int) -> None:
         self._connection, self._rank, self._paths = connection, rank, paths
         self._events = EventWriter(rank_file(paths.attempt(attempt), rank))
         self._phase = ""
@@ -125,8 +126,9 @@ class RankReporter(Reporter):
 
     def _send(self, word: dict[str, Any]) -> None:
         """Send a last word; nothing happens if the supervisor has gone."""
-        with contextlib.suppress(OSError):
-            self._connection.sendall(self._line(word))
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.sendall(self._line(word))
 
     def _line(self, event: dict[str, Any]) -> bytes:
         return orjson.dumps(

@@ -113,8 +113,17 @@ class Jobs:
         )
 
     def _default_time_s(self, project: str) -> float | None:
-        text = self.client.call("HGET", PROJECTS(), project)
-        return None if text is None else Project.model_validate_json(text).quotas.default_time_s
+        return self._project(project).quotas.default_time_s
+
+    def _project(self, name: str) -> Project:
+        text = self.client.call("HGET", PROJECTS(), name)
+        return Project(name=name) if text is None else Project.model_validate_json(text)
+
+    def _without_scripts(self, specs: Mapping[str, CommonSpec], projects: Collection[str]) -> list[str]:
+        """Return those of ``projects`` that may not run scripts, if one of the specs is one."""
+        if not any(spec.brings_code for spec in specs.values()):
+            return []
+        return [name for name in sorted(projects) if not self._project(name).scripts]
 
     def _with_defaults(self, spec: CommonSpec, default_time_s: float | None) -> CommonSpec:
         """Return the spec with the project's and the operator's defaults for fields that it leaves open; the jobs of a
@@ -190,6 +199,7 @@ class Jobs:
             lookup,
             self.data,
             uploads=self._uploads(specs, projects),
+            without_scripts=self._without_scripts(specs, projects),
             left=self.artifacts.left_steps if self.artifacts.objects is not None else None,
         )
 

@@ -73,7 +73,14 @@ class Projects:
 
     def describe(self, name: str, description: str) -> Project:
         """Change a project's description. Raises :class:`NotFound`."""
-        changed = self.get(name).model_copy(update={"description": description})
+        return self._change(name, description=description)
+
+    def allow_scripts(self, name: str, *, allowed: bool) -> Project:
+        """Say whether a project's members may run scripts of their own. Raises :class:`NotFound`."""
+        return self._change(name, scripts=allowed)
+
+    def _change(self, name: str, **fields: Any) -> Project:
+        changed = self.get(name).model_copy(update=fields)
         self.client.call("HSET", PROJECTS(), name, _entry(changed))
         return changed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -60,6 +60,8 @@ class CheckRequest(FrozenModel):
     data: Path
     uploads: frozenset[str]
     """Ids of the files that the specs name and their projects have."""
+    without_scripts: tuple[str, ...] = ()
+    """The submission's projects that may not run scripts of their own."""
     left: dict[str, LeftSteps] | None = None
     """Steps that training jobs have left, if hosts share no folder, so that a check cannot look."""
 
@@ -73,6 +75,7 @@ class CheckRequest(FrozenModel):
         data: DataLayout,
         *,
         uploads: Collection[str],
+        without_scripts: Iterable[str] = (),
         left: Callable[[str], LeftSteps] | None = None,
     ) -> CheckRequest:
         """Return the request about specs by path; ``visible`` finds jobs that they name, ``lookup`` those
@@ -81,7 +84,15 @@ class CheckRequest(FrozenModel):
         texts = {path: spec.model_dump_json(by_alias=True) for path, spec in specs.items()}
         jobs = related(specs.values(), visible, lookup)
         steps = None if left is None else {job.id: left(job.id) for job in jobs.values() if job.kind == "train"}
-        return cls(specs=texts, fleet=fleet, jobs=jobs, data=data.root, uploads=frozenset(uploads), left=steps)
+        return cls(
+            specs=texts,
+            fleet=fleet,
+            jobs=jobs,
+            data=data.root,
+            uploads=frozenset(uploads),
+            without_scripts=tuple(without_scripts),
+            left=steps,
+        )
 
     def problems(self, opening: _Opening = lambda _: None) -> list[Problem]:
         """Return the reasons why one of the jobs could never run, up to a limit."""
@@ -106,6 +117,7 @@ class CheckRequest(FrozenModel):
             has_file=lambda file_id: file_id in self.uploads and layout.file(file_id).is_file(),
             uploaded=uploaded,
             path_of=path_of,
+            without_scripts=self.without_scripts,
             weights_of=lambda job_id: self._left(layout, job_id)[0],
             checkpoints_of=lambda job_id: self._left(layout, job_id)[1],
         )

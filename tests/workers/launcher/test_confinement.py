@@ -254,6 +254,14 @@ def test_what_a_spec_names_is_not_granted_where_a_link_stands_in_its_place(tmp_p
     assert f"{job / named}, which a job was to use, leads over a link" in done.stderr
 
 
+def test_code_of_a_jobs_author_does_not_run_where_a_part_that_it_needs_does_not_hold(tmp_path: Path) -> None:
+    confined = Confinement("auto", needs=("files", "network"), own_network=False, write=(str(tmp_path),))
+    done = enforce(confined, "print('it runs')")
+    assert "it runs" not in done.stdout
+    assert "the job brings code of its own, and this host does not allow: " in done.stderr
+    assert "a network of its own" in done.stderr
+
+
 @needs_files
 def test_what_is_granted_is_what_was_held_whatever_its_path_leads_to(tmp_path: Path) -> None:
     code = f"""

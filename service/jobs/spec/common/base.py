@@ -207,6 +207,11 @@ class CommonSpec(Strict):
         """Whether the job holds no devices: other jobs, which are submitted with it, run in its place."""
         return self.sweep is not None
 
+    @property
+    def brings_code(self) -> bool:
+        """Whether ranks run code of the job's author: only where the operator allows it, and only in confinement."""
+        return False
+
     @model_validator(mode="wrap")
     @classmethod
     def _with_few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:

@@ -7,6 +7,12 @@ local function quota_of(project, name)
   return type(quotas) == "table" and tonumber(quotas[name]) or nil
 end
 
+-- Whether a project's jobs may be scripts of their authors'.
+local function allows_scripts(project)
+  local text = redis.call("HGET", KEY.projects(), project)
+  return text and cjson.decode(text).scripts == true
+end
+
 -- Bytes of what a project's jobs have produced: artifacts, and events in streams.
 local function produced_bytes(project)
   local artifacts = redis.call("HGET", KEY.artifact_bytes(), project) or 0

@@ -25,6 +25,9 @@ local function why_not_again(id, going)
   elseif why_final(id) then
     return why_final(id)
   end
+  if field(id, "kind") == "script" and not allows_scripts(project_of(id)) then
+    return "job " .. id .. " cannot be queued again: project '" .. project_of(id) .. "' lacks scripts: true"
+  end
   local weights = cjson.decode(field(id, "weights") or "[]")
   for _, needed in ipairs(cjson.decode(field(id, "after"))) do
     local its_state = field(needed, "state")

@@ -1,0 +1,1 @@
+"""Runs scripts of jobs' authors on the ranks of a job."""
