@@ -34,16 +34,22 @@ class _Field:
     example: str
 
 
+def paths(kind: str) -> set[str]:
+    """Return the paths of all fields of a kind."""
+    root = REGISTERED.declaration(kind).config.model_json_schema()
+    return {each.path for each in _fields(root, root, "", "", 0)}
+
+
 def page(kind: str) -> str:
     """Return the page about a kind, in Markdown."""
     root = REGISTERED.declaration(kind).config.model_json_schema()
-    file = ROOT / "examples" / f"{kind}.yaml"
-    shown = f"\n```yaml\n{file.read_text()}```\n" if file.exists() else ""  # a run has an installed program
+    example = ROOT / "examples" / f"{kind}.yaml"
+    shown = f"```yaml\n{example.read_text()}```\n" if example.exists() else ""  # a run's program is a package's
     fields = list(_fields(root, root, "", "", 0))
     common = set(CommonSpec.model_fields)
     own = [each for each in fields if each.path.split(".")[0] not in common]
     others = [each for each in fields if each.path.split(".")[0] in common]
-    head = f"# Fields of `kind: {kind}`\n\n{_words(root)}\n{shown}"
+    head = f"# Fields of `kind: {kind}`\n\n{_words(root)}\n\n{shown}"
     notes = (
         "\nA field without a default must be given. `…` in a default stands for fields with defaults of their own.\n"
     )
