@@ -358,11 +358,17 @@ def _searched_again(
 
 
 def _add_outputs(row: BoundsRow, task: Task, checker: CounterexampleChecker) -> BoundsRow:
-    """Return the row with the outputs at its counterexample, if any; all ranks that bound the instance call it."""
+    """Return the row with the outputs at its counterexample, if any, and with the sample around which it was found; all
+    ranks that bound the instance call it.
+    """
     if row.counterexample is None:
         return row
     x = torch.tensor(row.counterexample, dtype=torch.float64, device=task.device)
-    return results.at_counterexample(row, checker.outputs(x))
+    row = results.at_counterexample(row, checker.outputs(x))
+    if row.label is None or row.decided_by == "witness":  # which is the sample itself
+        return row
+    (sample,) = task.asked.batch([row.instance], x).witnesses
+    return results.around(row, sample, checker.outputs(sample))
 
 
 def _at_input(enclose: Callable[[Interval], Interval], like: Tensor, x: Tensor) -> Interval:
