@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,13 +19,15 @@ from rich.table import Table
 from service.jobs.text import visible
 from trivet.cli.exit_codes import ExitCode
 from trivet.errors import Refused, TrivetError, Unreachable
-from trivet.terminal import Terminal, paragraph
+from trivet.terminal import Terminal
 
 if TYPE_CHECKING:
     from service.jobs.records import ListedJob
     from trivet.client import Client
 
 _OFFERED = 50
+_INDENT = 2
+"""The columns by which the parts of a refusal stand below its field."""
 _PATIENCE_S = 2.0
 """A shell hangs while it waits for completions, so after this time there are none."""
 
@@ -182,13 +185,21 @@ def _show_refusal(error: Refused) -> None:
         err.block(str(error), style="red", indent=2)
         return
     err.print(f"refused: {len(error.errors)} problem{'s' if len(error.errors) > 1 else ''}", style="red")
-    fields = table("field", "problem", "got", "expected")
     for field in error.errors:
-        got = "" if field.get("got") is None else json.dumps(field["got"], ensure_ascii=False)
-        name = "\n".join(filter(None, (field["path"] or "(all)", field.get("at"))))
-        cells = (name, field["message"], got, field["expected"])
-        fields.add_row(*(paragraph(str(cell)) for cell in cells))
-    err.print(fields)
+        where = ", ".join(str(each) for each in (field["path"] or "(all)", field.get("at")) if each)
+        err.print(f"{where}: {field['message']}", style="bold")
+        if field.get("got") is not None:
+            _tell("got", json.dumps(field["got"], ensure_ascii=False))
+        _tell("expected", str(field["expected"]))
+
+
+def _tell(word: str, text: str) -> None:
+    """Print a part of a refusal below its field, in lines that fit the terminal; in a pipe each is whole."""
+    for part in text.split("\n"):
+        told = textwrap.wrap(visible(part), err.width - _INDENT - len(word) - 1, break_on_hyphens=False)
+        err.block(
+            "\n".join([f"{' ' * _INDENT}{word} {told[0] if told else ''}", *told[1:]]), indent=_INDENT + len(word) + 1
+        )
 
 
 _DURATION = re.compile(r"(\d+)([smhd])")
