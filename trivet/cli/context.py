@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from trivet.client import Client
 
 _OFFERED = 50
-_INDENT = 2
-"""The columns by which the parts of a refusal stand below its field."""
 _PATIENCE_S = 2.0
 """A shell hangs while it waits for completions, so after this time there are none."""
 
@@ -187,19 +185,18 @@ def _show_refusal(error: Refused) -> None:
     err.print(f"refused: {len(error.errors)} problem{'s' if len(error.errors) > 1 else ''}", style="red")
     for field in error.errors:
         where = ", ".join(str(each) for each in (field["path"] or "(all)", field.get("at")) if each)
-        err.print(f"{where}: {field['message']}", style="bold")
+        _tell(f"{where}:", field["message"], 0)
         if field.get("got") is not None:
             _tell("got", json.dumps(field["got"], ensure_ascii=False))
         _tell("expected", str(field["expected"]))
 
 
-def _tell(word: str, text: str) -> None:
-    """Print a part of a refusal below its field, in lines that fit the terminal; in a pipe each is whole."""
+def _tell(word: str, text: str, indent: int = 2) -> None:
+    """Print a part of a refusal in lines that fit the terminal; in a pipe each is whole."""
+    margin, further = " " * indent, " " * (indent + 2)
     for part in text.split("\n"):
-        told = textwrap.wrap(visible(part), err.width - _INDENT - len(word) - 1, break_on_hyphens=False)
-        err.block(
-            "\n".join([f"{' ' * _INDENT}{word} {told[0] if told else ''}", *told[1:]]), indent=_INDENT + len(word) + 1
-        )
+        told = textwrap.wrap(f"{word} {visible(part)}", err.width - len(further), break_on_hyphens=False)
+        err.block("\n".join([margin + told[0], *told[1:]]), indent=len(further))
 
 
 _DURATION = re.compile(r"(\d+)([smhd])")

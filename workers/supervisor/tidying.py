@@ -25,11 +25,11 @@ def tidy(paths: JobPaths, number: int, ranks: Iterable[int]) -> None:
         for name in (each(folder, rank).name for rank in ranks for each in (stacks_file, log_file)):
             found = attempt.status(name)
             if found is not None and found.st_size == 0:
-                attempt.unlink(name)
-        attempt.unlink(GATE_ARTIFACTS)
+                attempt.remove(name)
+        attempt.remove(GATE_ARTIFACTS)
         work = paths.work(number)
         with attempt.folder(work.name) as ours:
-            ours.unlink(RESULT)
+            ours.remove(RESULT)
             is_empty = not ours.names()
         if is_empty:
             attempt.remove(work.name)

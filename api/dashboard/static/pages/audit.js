@@ -12,6 +12,8 @@ import { blank, showConnection } from "../ui/status.js";
  */
 
 const PAGE = 100;
+/** Characters of what an entry is about: the ids of files have more. */
+const LONGEST = 40;
 const FIELDS = ["actor", "action", "job"];
 const form = /** @type {HTMLFormElement} */ (byId("filters"));
 const more = byId("more");
@@ -55,10 +57,10 @@ async function load(cursor = "") {
 
 /** @param {Entry} entry */
 function row({ number: place, time, action, actor, address, job, subject, detail }) {
-  const about = job === null ? (subject ?? "") : h("a", { href: `/jobs/${encodeURIComponent(job)}`, class: "code" }, job);
+  const about = job === null ? subject && h("span", { title: subject }, subject.length > LONGEST ? `${subject.slice(0, LONGEST)}…` : subject) : h("a", { href: `/jobs/${encodeURIComponent(job)}`, class: "code" }, job);
   const words = Object.entries(detail).map(([name, value]) => `${name} ${value}`).join(", ");
-  return h("tr", { "data-entry": place }, h("td", { class: "muted" }, dateTime(unix(time))), h("td", {}, actor || h("span", { class: "muted" }, "no valid key")),
-    h("td", {}, action), h("td", { class: "about" }, about, words && h("span", { class: "muted" }, ` ${words}`)), h("td", { class: "muted" }, address || "this machine"));
+  return h("tr", { "data-entry": place }, h("td", { class: "muted" }, dateTime(unix(time))), h("td", { class: "who" }, actor || h("span", { class: "muted" }, "no valid key")),
+    h("td", {}, action), h("td", { class: "about" }, (about || words) && h("span", {}, about, words && h("span", { class: "muted" }, ` ${words}`))), h("td", { class: "muted" }, address || "this machine"));
 }
 
 const given = new URLSearchParams(location.search);

@@ -35,7 +35,7 @@ export function downloadLink(attributes, path, words) {
  * @param {(heading: string) => string} [named]
  */
 export function withHeadings(table, named = (heading) => heading) {
-  const names = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => named(cell.textContent?.trim() ?? ""));
+  const names = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => (cell.querySelector(".unseen") ? "" : named(cell.textContent?.trim() ?? "")));
   for (const { cells } of table.tBodies[0]?.rows ?? []) [...cells].forEach((cell, index) => setAttribute(cell, "data-label", names[index] || null));
 }
 

@@ -52,7 +52,7 @@ export class QueueTable {
 /** @param {Line} line */
 function row(line) {
   return h("tr", { "data-job": line.job }, h("td", { class: "right" }, line.place ?? "–"),
-    h("td", {}, h("a", { href: `/jobs/${encodeURIComponent(line.job)}` }, line.name || line.kind)),
-    h("td", {}, line.owner), h("td", { class: "right" }, line.priority), h("td", { class: "muted reason" }, line.reason ?? ""),
+    h("td", { class: "title" }, h("a", { href: `/jobs/${encodeURIComponent(line.job)}` }, line.name || line.kind)),
+    h("td", { class: "who" }, line.owner), h("td", { class: "right" }, line.priority), h("td", { class: "muted reason" }, line.reason ?? ""),
     h("td", { class: "muted" }, line.place === null ? "after those jobs" : expected(line.start, Date.now())));
 }
