@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,26 +62,33 @@ def part_of(process: psutil.Process) -> str:
     return next((part for word, part in PARTS.items() if any(word in each for each in words)), "other")
 
 
-def costs(data: Path, first: int) -> dict[str, Cost]:
-    """Return what each part of the service has cost so far."""
-    total: dict[str, list[Cost]] = defaultdict(list)
+def costs(data: Path, first: int) -> dict[int, tuple[str, Cost]]:
+    """Return what each process of the service has cost so far, with the part that it belongs to."""
+    found: dict[int, tuple[str, Cost]] = {}
     for process in {*belonging_to(data), psutil.Process(first), *psutil.Process(first).children(recursive=True)}:
         with contextlib.suppress(psutil.NoSuchProcess):
             memory, times = process.memory_full_info(), process.cpu_times()
-            total[part_of(process)].append(Cost(times.user + times.system, memory.pss / MIB, memory.uss / MIB))
-    return {part: Cost(*map(sum, zip(*each, strict=True))) for part, each in total.items()}
+            cost = Cost(times.user + times.system, memory.pss / MIB, memory.uss / MIB)
+            found[process.pid] = part_of(process), cost
+    return found
 
 
-def tell(minute: int, before: Mapping[str, Cost], after: Mapping[str, Cost], wall_s: float) -> None:
-    """Print a minute, in all and by part."""
-    spent = {part: cost.seconds - before.get(part, Cost(0, 0, 0)).seconds for part, cost in after.items()}
+def tell(
+    minute: int, before: Mapping[int, tuple[str, Cost]], after: Mapping[int, tuple[str, Cost]], wall_s: float
+) -> None:
+    """Print a minute, in all and by part; a process that began or ended in it counts as far as it is known."""
+    parts: dict[str, list[Cost]] = defaultdict(list)
+    for pid, (part, cost) in after.items():
+        spent = cost.seconds - (before[pid][1].seconds if pid in before else 0.0)
+        parts[part].append(cost._replace(seconds=spent))
 
-    def line(name: str, seconds: float, pss: float, uss: float) -> str:
+    def line(name: str, costs: Sequence[Cost]) -> str:
+        seconds, pss, uss = (sum(each) for each in zip(*costs, strict=True))
         return f"{name} {100 * seconds / wall_s:.2f} % {pss:.0f}/{uss:.0f}"
 
-    parts = [line(part, spent[part], cost.pss, cost.uss) for part, cost in sorted(after.items())]
-    whole = line("all", sum(spent.values()), sum(c.pss for c in after.values()), sum(c.uss for c in after.values()))
-    print(f"minute {minute}: {whole} MiB | {' | '.join(parts)}", flush=True)
+    whole = line("all", [cost for costs in parts.values() for cost in costs])
+    told = " | ".join(line(part, costs) for part, costs in sorted(parts.items()))
+    print(f"minute {minute}: {whole} MiB | {told}", flush=True)
 
 
 def run(client: Client) -> tuple[str, str]:
