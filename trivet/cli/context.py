@@ -184,11 +184,12 @@ def _show_refusal(error: Refused) -> None:
         return
     err.print(f"refused: {len(error.errors)} problem{'s' if len(error.errors) > 1 else ''}", style="red")
     for field in error.errors:
-        where = ", ".join(str(each) for each in (field["path"] or "(all)", field.get("at")) if each)
-        _tell(f"{where}:", field["message"], 0)
+        _tell(f"{field['path'] or '(all)'}:", field["message"], 0)
         if field.get("got") is not None:
             _tell("got", json.dumps(field["got"], ensure_ascii=False))
         _tell("expected", str(field["expected"]))
+        if field.get("at"):
+            _tell("at", str(field["at"]))
 
 
 def _tell(word: str, text: str, indent: int = 2) -> None:
