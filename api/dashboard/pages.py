@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import get_args
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
@@ -22,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.dashboard.assets import Assets
 from service.jobs.kinds.registry import KINDS
+from service.jobs.records.audit import AuditAction
 
 HERE = Path(__file__).parent
 
@@ -56,6 +58,7 @@ class Page:
 
 PAGES = (
     Page("/", "Jobs", "jobs.html", "jobs.js", ("jobs.css",), nav="Jobs"),
+    Page("/queue", "Queue", "queue.html", "queue.js", nav="Queue"),
     Page(
         "/jobs/{job_id}",
         "Job",
@@ -72,7 +75,10 @@ PAGES = (
     Page("/docs", "API reference", "docs.html", "docs.js", ("swagger/swagger-ui.css", "docs.css"), "API", public=True),
     Page("/files", "Files", "files.html", "files.js", ("files.css",), nav="Files"),
     Page("/specs", "Specs", "specs.html", "specs.js", ("specs.css",), nav="Specs"),
+    Page("/projects", "Projects", "projects.html", "projects.js", ("projects.css",), nav="Projects"),
     Page("/keys", "Keys", "keys.html", "keys.js", ("keys.css",), nav="Keys", operators=True),
+    Page("/alerts", "Alerts", "alerts.html", "alerts.js", nav="Alerts", operators=True),
+    Page("/audit", "Audit", "audit.html", "audit.js", nav="Audit", operators=True),
 )
 
 
@@ -169,6 +175,7 @@ def _endpoint(
             sheets=_COMMON_SHEETS + page.sheets,
             provider=provider,
             kinds=tuple(KINDS.provided),
+            actions=get_args(AuditAction),
             kinds_with_page=[name for name, kind in KINDS.provided.items() if kind.declaration.page],
             **request.path_params,
         )

@@ -2,7 +2,7 @@
 
 One that encodes a thousand jobs holds Python's lock meanwhile, in any thread. There it delays no other request. The
 process is started by the first request that it could answer, which is answered here, as is any other while it is not
-ready; it ends with this one.
+ready. It ends with this one, and when no such request has come for a while: an idle service needs no memory for it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "api.apart_server"
 READY = b"1"
+IDLE_S = 180.0
+"""The seconds without a request after which the process ends."""
 _PAUSE_S = 5.0
 _ENDS_WITHIN_S = 5.0
 _OURS = frozenset(
@@ -43,7 +46,8 @@ class NotReady(Exception):  # noqa: N818
 class Apart:
     """Lives in one event loop. Nothing is started before :meth:`forward` is called, and nothing after :meth:`stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: float = IDLE_S) -> None:
+        self._idle_s, self._open, self._asked_at = idle_s, 0, 0.0
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would tell each request that is passed on
         self._client: httpx2.AsyncClient | None = None
         self._task: asyncio.Task[None] | None = None
@@ -57,9 +61,18 @@ class Apart:
             self._task = asyncio.create_task(self._run())
         if self._client is None:
             raise NotReady
+        self._open += 1
+        try:
+            await self._ask(self._client, scope, receive, send, body)
+        finally:
+            self._open -= 1
+            self._asked_at = time.monotonic()
+
+    @staticmethod
+    async def _ask(client: httpx2.AsyncClient, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         url = httpx2.URL(scheme="http", host="api", raw_path=_target(scope))
-        request = self._client.build_request(scope["method"], url, headers=list(_headers(scope)), content=body)
-        asking = asyncio.create_task(self._client.send(request, stream=True))
+        request = client.build_request(scope["method"], url, headers=list(_headers(scope)), content=body)
+        asking = asyncio.create_task(client.send(request, stream=True))
         leaving = asyncio.create_task(_left(receive))
         try:
             # What is checked for a client ends with it. A read goes on there, and so its turn lasts here.
@@ -80,23 +93,41 @@ class Apart:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        """Keep a process, and start another after a moment if it ends."""
-        while True:
-            with tempfile.TemporaryDirectory(prefix="trivet-api-") as folder:
-                path = Path(folder) / "socket"
-                process = await _start_process(path)
-                try:
-                    assert process.stdout is not None
-                    if await process.stdout.read(len(READY)) == READY:
-                        transport = httpx2.AsyncHTTPTransport(uds=str(path), limits=_CONNECTIONS)
-                        async with httpx2.AsyncClient(transport=transport, timeout=None) as self._client:
-                            log.info("process %s makes expensive answers", process.pid)
-                            await process.wait()
-                finally:
-                    self._client = None
-                    await _end_process(process)
-            log.warning("the process for expensive answers ended with %s; starting another", process.returncode)
+        """Keep a process while it is needed, and start another after a moment if it ends by itself."""
+        while await self._keep_process():
             await asyncio.sleep(_PAUSE_S)
+        self._task = None
+
+    async def _keep_process(self) -> bool:
+        """Start a process; return True once it has ended, False once it was not needed any more and was ended."""
+        with tempfile.TemporaryDirectory(prefix="trivet-api-") as folder:
+            path = Path(folder) / "socket"
+            process = await _start_process(path)
+            try:
+                assert process.stdout is not None
+                if await process.stdout.read(len(READY)) == READY:
+                    transport = httpx2.AsyncHTTPTransport(uds=str(path), limits=_CONNECTIONS)
+                    async with httpx2.AsyncClient(transport=transport, timeout=None) as self._client:
+                        log.info("process %s makes expensive answers", process.pid)
+                        if await self._outlasts_need(process):
+                            return False
+            finally:
+                self._client = None
+                await _end_process(process)
+        log.warning("the process for expensive answers ended with %s; starting another", process.returncode)
+        return True
+
+    async def _outlasts_need(self, process: Process) -> bool:
+        """Return True once nobody has asked for the time that it may be idle, False once the process has ended."""
+        self._asked_at = time.monotonic()
+        while (left := self._idle_s if self._open else self._asked_at + self._idle_s - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await process.wait()
+            except TimeoutError:
+                continue
+            return False
+        return True
 
 
 _CONNECTIONS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)

@@ -106,6 +106,9 @@ def run_jobs(client: Client, known: Path) -> dict[str, str]:
 
     if "train" not in found:
         client.keys.create("ada", ["submit"])
+        client.projects.create("vision", "what cars see")
+        client.projects.change("vision", quotas={"devices": 2, "device_hours": 24, "queued_jobs": 100})
+        client.projects.set_member("vision", "ada", "submitter")
     run(trainings())
     own = known.parent / "own"
     subprocess.run([sys.executable, ROOT / "examples" / "own_network.py", own], check=True)
@@ -118,7 +121,10 @@ def pages(ids: dict[str, str]) -> dict[str, str]:
     layouts = ",".join(ids[name] for name in ids if name.startswith("layout"))
     methods = ",".join(ids[name] for name in ids if name.startswith("verify") and name != "verify searched")
     shown = {"jobs": "/", "jobs-of-sweep": f"/?sweep={ids['sweep']}&sort=-result.eval_accuracy"}
-    shown |= {name: f"/{name}" for name in ("hosts", "keys", "files", "specs", "docs", "nope")}
+    shown |= {
+        name: f"/{name}"
+        for name in ("queue", "hosts", "projects", "keys", "alerts", "audit", "files", "specs", "docs", "nope")
+    }
     shown |= {f"submit-{kind}": f"/submit?kind={kind}" for kind in ("train", "verify", "compile")}
     shown["submit-again"] = f"/submit?from={ids['pipeline']}"
     one_by_one = (
@@ -181,7 +187,7 @@ def take_all(browser: Browser, client: Client, key: str, ids: dict[str, str], as
         if asked.documents:
             take_for_documents(page, ids)
         with crowd(client) as sweep:
-            each(page, {"jobs-many": f"/?sweep={sweep}", "jobs-waiting": "/", "hosts-waiting": "/hosts"})
+            each(page, {"jobs-many": f"/?sweep={sweep}", "jobs-waiting": "/", "queue-waiting": "/queue"})
 
 
 def take(page: Page, path: str, target: Path) -> None:
@@ -249,7 +255,7 @@ def main() -> None:
         data = (asked.data or Path(spare, "data")).resolve()
         data.parent.mkdir(parents=True, exist_ok=True)
         known = data.with_suffix(".json")
-        with up(data, TRIVET_CPU_SLOTS="4") as process:
+        with up(data, TRIVET_CPU_SLOTS="4", TRIVET_WARM_SUPERVISORS="1") as process:
             url = address(process, data)
             with Client(url, key := (data / "admin.key").read_text().strip()) as client:
                 ids = run_jobs(client, known)

@@ -28,6 +28,7 @@ from service.parallel.distributed import peak_memory_gib
 from service.parallel.mesh import Mesh
 from service.verification import results
 from service.verification.certify import certify
+from service.verification.counterexample_rows import add_outputs
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.failures import RowFailures
 from service.verification.load import LoadedTasks, bring_runtime, load_tasks
@@ -215,7 +216,7 @@ class _InstanceRunner:
 
     def _searched(self, task: Task, entry: DecidedRow, searches: SearchRunner, checks: _Checks) -> BoundsRow:
         row = checks.settled(replace(entry, row=searches.decided(entry.row)), searches.limit(entry.instance))
-        return _add_outputs(row, task, checks.guard.checker)
+        return add_outputs(row, task, checks.guard.checker)
 
     def _resume_rows(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are reported again, since the last
@@ -304,7 +305,7 @@ class _InstanceRunner:
         outcome = certify(task.engine, checker, method, options, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
-        rows = [_add_outputs(replace(row, note=task.precision), task, checker) for row in found]
+        rows = [add_outputs(replace(row, note=task.precision), task, checker) for row in found]
         layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
         return [DecidedRow(*each) for each in zip(rows, layers, outcome.overflows, strict=True)]
 
@@ -346,15 +347,7 @@ def _searched_again(
 ) -> BoundsRow:
     """Return a search of a row in another arithmetic, if the job searches."""
     searches = SearchRunner(task, context, clock, checker)
-    return _add_outputs(searches.decided(row), task, checker) if searches.wants(row) else replace(row, reason=REASON)
-
-
-def _add_outputs(row: BoundsRow, task: Task, checker: CounterexampleChecker) -> BoundsRow:
-    """Return the row with the outputs at its counterexample, if any; all ranks that bound the instance call it."""
-    if row.counterexample is None:
-        return row
-    x = torch.tensor(row.counterexample, dtype=torch.float64, device=task.device)
-    return results.at_counterexample(row, checker.outputs(x))
+    return add_outputs(searches.decided(row), task, checker) if searches.wants(row) else replace(row, reason=REASON)
 
 
 def _at_input(enclose: Callable[[Interval], Interval], like: Tensor, x: Tensor) -> Interval:

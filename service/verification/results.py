@@ -104,6 +104,11 @@ def at_counterexample(row: BoundsRow, outputs: CounterexampleOutputs) -> BoundsR
     )
 
 
+def around(row: BoundsRow, sample: Tensor, outputs: CounterexampleOutputs) -> BoundsRow:
+    """Return the row with the sample ``(features,)`` around which its counterexample was found."""
+    return replace(row, sample=sample.tolist(), sample_outputs=[_finite(value) for value in outputs.precise])
+
+
 def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 

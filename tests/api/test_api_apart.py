@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from pathlib import Path
@@ -13,6 +14,8 @@ import redis as redis_py
 from api_world import TRAIN, bearer
 from own_process import address, process
 from waiting import eventually
+
+from api.offload.apart import Apart
 
 PATHS = ("/v1/jobs?limit=1000&include=spec&q=%C3%B6", "/v1/jobs:counts?kind=none", "/v1/queue?limit=2")
 OWN_HEADERS = {"date", "x-request-id"}
@@ -50,3 +53,17 @@ def test_answers_from_apart_are_the_same_and_its_loss_is_made_up_for(
             again = eventually(lambda: re.findall(r"process (\d+) makes expensive answers", log.read_text())[1:])
         running.send_signal(signal.SIGKILL)
         eventually(lambda: not psutil.pid_exists(int(again[0])))
+
+
+def test_the_process_is_let_go_when_nobody_asks_and_kept_while_an_answer_is_made() -> None:
+    async def watch() -> None:
+        process = await asyncio.create_subprocess_exec("sleep", "3600")
+        apart = Apart(idle_s=0.05)
+        assert await apart._outlasts_need(process)
+        apart._open = 1
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(apart._outlasts_need(process), 0.3)
+        process.kill()
+        assert not await apart._outlasts_need(process), "it ended by itself"
+
+    asyncio.run(watch())

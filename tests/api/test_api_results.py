@@ -184,7 +184,8 @@ def test_bounds_are_rows_by_instance_and_page(client: TestClient, worker: Worker
     assert (row["counterexample_outputs"], row["onnxruntime_outputs"]) == ([1.5, None], None)
     assert set(row) == {
         "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "reason", "seconds",
-        "domains", "counterexample", "counterexample_outputs", "onnxruntime_outputs", "label", "prediction",
+        "domains", "counterexample", "counterexample_outputs", "onnxruntime_outputs", "sample",
+        "sample_outputs", "label", "prediction",
         "note",
     }  # fmt: skip
 

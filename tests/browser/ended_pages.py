@@ -7,8 +7,10 @@ import json
 from compile_report import REPORT
 from fleet import Fleet, compile_spec, submit_sweep, train_spec, verify_spec
 
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records import JobError
 from service.jobs.store import JobFilter
+from service.jobs.store.keyspace import JOB
 
 
 def ended_pages(fleet: Fleet) -> dict[str, str]:
@@ -35,9 +37,15 @@ def ended_pages(fleet: Fleet) -> dict[str, str]:
     compiled = fleet.run(compile_spec())
     compiled.artifact("report.json", json.dumps(REPORT).encode(), "application/json")
     compiled.succeed({"gate": {"train": "eager"}})
-    failed = fleet.run(train_spec("broken"))
-    failed.log("Traceback (most recent call last):", rank=1, stream="stderr")
+    fleet.store.projects.create("perception", "what the cars see")
+    labels = {"team": "vision", "who": "engineers", "study": "learning-rates-and-widths"}
+    spec = spec_adapter.validate_python(train_spec("broken", labels=labels))
+    failed = fleet.begin(fleet.store.jobs.submit(spec, "annabelle", project="perception")[0].id)
+    for line in ("Traceback (most recent call last):", *['  File "a.py", line 1, in run'] * 30, "ValueError: no"):
+        failed.log(line, rank=1, stream="stderr")
+    failed.log("the attempt ended", None, "service")
     failed.fail(JobError(type="ValueError", message="no", rank=1))
+    fleet.store.jobs.client.call("HINCRBY", JOB(failed.job_id), "started_at", -754_000)
     sweep = submit_sweep(fleet, "seeds", 4)
     for job in fleet.store.jobs.list(JobFilter(sweep=sweep)).items:
         fleet.begin(job.id).succeed({"loss": 0.1})
@@ -48,6 +56,9 @@ def ended_pages(fleet: Fleet) -> dict[str, str]:
         "failed": failed.job_id,
         "sweep": sweep,
     }
-    lists = {name: f"/{name}" for name in ("hosts", "keys", "files", "specs", "submit")}
+    lists = {
+        name: f"/{name}"
+        for name in ("queue", "hosts", "files", "specs", "projects", "keys", "alerts", "audit", "docs", "submit")
+    }
     compared = {"compare": f"/compare?ids={train.job_id},{failed.job_id},{verify.job_id}"}
     return {"jobs": "/", **lists, **compared, **{name: f"/jobs/{job_id}" for name, job_id in jobs.items()}}

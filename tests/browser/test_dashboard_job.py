@@ -58,22 +58,23 @@ def test_a_part_of_all_charts_is_shown_and_curves_are_smoothed(page: Page, fleet
     expect(loss.locator("[data-name='eval_loss'] .value")).to_have_text("1")
 
 
-def test_the_log_of_a_job_that_broke_opens_where_it_broke(page: Page, fleet: Fleet) -> None:
+def test_the_log_of_a_job_that_broke_opens_at_the_cause(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(train_spec())
     for index in range(200):
         attempt.log(f"before {index}")
-    attempt.log("Traceback (most recent call last):", rank=1, stream="stderr")
+    for line in ("Traceback (most recent call last):", *["  a frame"] * 30, "ValueError: the cause"):
+        attempt.log(line, rank=1, stream="stderr")
     for index in range(200):
         attempt.log(f"after {index}")
     attempt.fail(JobError(type="ValueError", message="no", rank=1))
     page.goto(f"/jobs/{attempt.job_id}")
     line = page.locator("#log [data-breaking]")
-    expect(line).to_contain_text("Traceback")
+    expect(line).to_contain_text("ValueError: the cause")
     page.wait_for_function(
         """() => {
           const [line, view] = [document.querySelector("#log [data-breaking]"), document.querySelector("#log .lines")];
           const top = line.getBoundingClientRect().top - view.getBoundingClientRect().top;
-          return view.clientHeight > 0 && top >= 0 && top < 40;
+          return view.clientHeight > 0 && top > view.clientHeight / 2 && top < view.clientHeight * 0.8;
         }"""
     )
 
@@ -145,7 +146,7 @@ def test_a_training_names_what_uses_it(page: Page, fleet: Fleet) -> None:
     page.goto(f"/jobs/{trained.job_id}")
     users = page.locator("#details .users")
     expect(users.get_by_role("link", name="its robustness")).to_have_attribute("href", f"/jobs/{checked.job_id}")
-    expect(users).to_contain_text("verified 3 of 3")
+    expect(users).to_contain_text("3 of 3 proved")
     users.get_by_role("link", name="1 job").click()
     expect(page.locator("#rows .name")).to_have_text(["its robustness"])
 
@@ -175,19 +176,30 @@ def test_a_running_job_lists_its_checkpoints(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#artifacts").get_by_role("link", name="checkpoints/step_50/")).to_be_visible()
 
 
-def test_a_counterexample_of_an_image_is_drawn_with_what_it_is_taken_for(page: Page, fleet: Fleet) -> None:
+def test_sample_counterexample_and_difference_are_side_by_side_at_an_address(page: Page, fleet: Fleet) -> None:
+    """A witness is the sample itself."""
     attempt = fleet.run(verify_spec())
     outputs = [0.0] * 10
     outputs[3], outputs[5] = 7.499, 7.446
+    at = {"label": 5, "counterexample": [0.5] * 64, "counterexample_outputs": outputs}
     attempt.bound(
-        0, -0.05, "falsified", label=5, prediction=5, counterexample=[0.5] * 64, counterexample_outputs=outputs
+        0, -0.05, "falsified", sample=[0.5] * 63 + [0.375], sample_outputs=[0.0] * 5 + [8.0] + [0.0] * 4, **at
     )
+    attempt.bound(1, -0.05, "falsified", decided_by="witness", **at)
     page.goto(f"/jobs/{attempt.job_id}")
     page.locator("#verify tbody button").first.click()
-    figure = page.locator(".pictured")
-    expect(figure.get_by_role("img", name="The counterexample, 8 by 8 pixels")).to_be_visible()
-    expect(figure).to_contain_text("Taken for class 3")
-    expect(figure).to_contain_text("Class 3 has 7.4990, class 5 7.4460.")
+    expect(page.locator(".pictured canvas")).to_have_count(3)
+    names = [f"{name}, 8 by 8 pixels" for name in ("The sample", "The counterexample", "The difference")]
+    sample, found, between = (
+        page.locator(".pictured").filter(has=page.get_by_role("img", name=name)) for name in names
+    )
+    expect(sample).to_contain_text("Taken for class 5")
+    expect(found).to_contain_text("Taken for class 3")
+    expect(found).to_contain_text("Class 3 has 7.4990, class 5 7.4460.")
+    expect(between).to_contain_text("At most 0.125 in an input")
+    page.goto("/")
+    page.goto(f"/jobs/{attempt.job_id}#instance-1")
+    expect(page.locator(".pictured")).to_contain_text("It is the sample itself, of class 5.")
 
 
 @pytest.mark.slow

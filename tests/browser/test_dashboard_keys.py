@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from dashboard_service import Complaints, Service
-from fleet import Fleet, train_spec
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
@@ -38,20 +37,3 @@ def test_a_key_is_made_shown_once_and_revoked(page: Page, service: Service, comp
     page.get_by_role("button", name="Revoke").click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke the key").click()
     expect(page.get_by_text("a key cannot revoke itself")).to_be_visible()
-
-
-@pytest.mark.slow
-def test_the_queue_is_on_the_page_of_hosts_in_its_order(page: Page, fleet: Fleet) -> None:
-    page.goto("/hosts")
-    expect(page.locator(".host")).to_have_count(2)
-    expect(page.locator("#queue")).to_be_hidden()
-    fleet.run(train_spec("holder", parallel={"dp_shard": 4}))
-    late = fleet.submit(train_spec("late"))
-    fleet.submit(train_spec("urgent", priority=5))
-    fleet.submit(train_spec("dependent", after=[late.id]))
-    rows = page.locator("#queue tbody tr")
-    expect(rows).to_have_count(3)
-    expect(page.locator("#queue .note")).to_have_text("2 wait for devices, 1 for other jobs")
-    expect(rows.locator("td:first-child")).to_have_text(["1", "2", "–"])
-    expect(rows.locator("a")).to_have_text(["urgent", "late", "dependent"])
-    expect(rows.last.locator("td").last).to_have_text("after those jobs")

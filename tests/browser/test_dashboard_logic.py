@@ -222,11 +222,11 @@ def test_a_waiting_jobs_turn(run: Any, line: dict[str, Any] | None, shown: str) 
 
 def test_a_log_breaks_at_the_last_traceback_of_the_rank_that_failed(run: Any) -> None:
     begin = "Traceback (most recent call last):"
-    texts = [(0, "a"), (1, begin), (1, "ValueError"), (0, begin), (0, "end")]
+    texts = [(0, "a"), (1, begin), (1, "  File"), (0, "b"), (1, "ValueError: no"), (0, begin), (0, "  File")]
     lines = [{"key": str(index), "time": index, "rank": rank, "text": text} for index, (rank, text) in enumerate(texts)]
-    assert run("log", "breaking", lines, 1)["key"] == "1"
-    assert run("log", "breaking", lines)["key"] == "3"
-    assert run("log", "breaking", lines, 7)["key"] == "3"
+    assert run("log", "breaking", lines, 1)["text"] == "ValueError: no"
+    assert run("log", "breaking", lines)["key"] == "5", "its end is missing"
+    assert run("log", "breaking", lines, 7)["key"] == "5"
     assert run("log", "breaking", lines[:1]) is None
 
 

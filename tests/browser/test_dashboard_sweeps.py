@@ -11,7 +11,9 @@ from playwright.sync_api import Page, expect
 pytestmark = pytest.mark.browser
 
 
-def test_a_sweeps_page_is_a_table_of_its_jobs(page: Page, fleet: Fleet, service: Service, key: str) -> None:
+def test_a_sweeps_page_is_a_table_of_its_jobs_by_their_values_the_best_first(
+    page: Page, fleet: Fleet, service: Service, key: str
+) -> None:
     sweep = {"grid": {"optimizer.lr": [0.1, 0.2]}, "best": {"metric": "loss", "mode": "min"}}
     headers = {"Authorization": f"Bearer {key}"}
     answer = httpx2.post(f"{service.url}/v1/jobs", json=train_spec(sweep=sweep), headers=headers, timeout=300)
@@ -20,14 +22,14 @@ def test_a_sweeps_page_is_a_table_of_its_jobs(page: Page, fleet: Fleet, service:
     page.goto(f"/jobs/{answer.json()['id']}")
     rows = page.locator("#sweep tbody tr")
     expect(rows).to_have_count(2)
-    expect(rows.nth(0)).to_contain_text(first[-5:])
-    expect(rows.nth(1)).to_contain_text("0.2")
-    fleet.begin(first).succeed({"loss": 0.125})
+    expect(rows.get_by_role("link")).to_have_text(["lr=0.1", "lr=0.2"])
+    fleet.begin(first).succeed({"loss": 0.5})
     expect(rows.nth(0)).to_contain_text("succeeded")
-    expect(rows.nth(0).locator("strong")).to_have_text("0.1250")
     expect(page.locator("#sweep .note")).to_have_text("1 starting, 1 succeeded")
     rows.nth(1).get_by_role("link").click()
     expect(page.locator("#details")).to_contain_text(answer.json()["id"])
     page.go_back()
-    fleet.begin(second).succeed({"loss": 0.5})
+    fleet.begin(second).succeed({"loss": 0.125})
     expect(page.locator("#sweep .note")).to_have_text("2 succeeded")
+    expect(rows.get_by_role("link")).to_have_text(["lr=0.2", "lr=0.1"])
+    expect(rows.nth(0).locator("strong")).to_have_text("0.1250")

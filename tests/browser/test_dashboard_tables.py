@@ -43,7 +43,7 @@ def test_by_margin_a_row_without_one_is_first_unless_it_is_verified(run: Any) ->
         ({"state": "succeeded", "result": {"loss": 0.25}}, "loss 0.2500"),
         ({"state": "succeeded", "result": {"loss": 1, "eval_accuracy": 0.5}}, "accuracy 50.0 %"),
         ({"state": "succeeded", "result": {"verdicts": {"verified": 3, "unknown": 2}, "instances": 5}},
-         "verified 3 of 5, 2 unknown"),
+         "2 unknown"),
         ({"state": "succeeded", "result": {"gate": {"train": "inductor"}}}, "allows inductor (train)"),
         ({"state": "succeeded", "result": {"gate": {"train": "eager", "inference": "eager"}}}, "allows eager"),
         ({"state": "succeeded", "result": {"gate": {"train": None}}}, "allows no compilation"),
@@ -54,6 +54,30 @@ def test_by_margin_a_row_without_one_is_first_unless_it_is_verified(run: Any) ->
 )  # fmt: skip
 def test_the_headline_of_a_job(run: Any, job: dict[str, Any], told: str) -> None:
     assert run("headline", "headline", job).replace("\u202f", " ") == told
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"verdicts": {"verified": 0, "timeout": 1}, "instances": 1}, ("0 of 1 proved", "warn")),
+        ({"verdicts": {"verified": 3, "falsified": 0}, "instances": 3}, ("3 of 3 proved", "good")),
+        ({"verdicts": {"verified": 2, "falsified": 1}}, ("2 of 3 proved", "bad")),
+        ({"gate": {"train": None}}, ("denied", "bad")),
+        ({"gate": {"train": "inductor"}}, ("allowed", "good")),
+        ({"eval_certified_accuracy": 0.03}, ("3 % certified", "plain")),
+        ({"loss": 0.25}, None),
+    ],
+)
+def test_the_answer_of_a_job_is_apart_from_its_state(run: Any, result: dict[str, Any], told: tuple[str, str]) -> None:
+    found = run("headline", "answer", {"state": "succeeded", "result": result})
+    assert (found and (found["words"].replace("\u202f", " "), found["tone"])) == told
+    assert run("headline", "answer", {"state": "running", "result": result}) is None
+
+
+def test_times_on_an_axis_are_those_of_a_clock(run: Any) -> None:
+    assert run("scales", "timeTicks", -2000, 0, 10) == [-1800, -1500, -1200, -900, -600, -300, 0]
+    words = [run("format", "span", seconds).replace("\u202f", " ") for seconds in (45, 90, 300, 3600, 5400, 86_400)]
+    assert words == ["45 s", "1 min 30 s", "5 min", "1 h", "1 h 30 min", "1 d"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,10 @@ def test_rows_of_a_table_are_one_line_each(trivet: Cli) -> None:
     assert f"{NAME} 2" in listed[1]
     assert max(map(len, listed)) < 250
     refused = trivet("submit", trivet.spec(device=NAME), COLUMNS=None)
-    assert sum(NAME in line for line in refused.err.splitlines()) == 1
+    assert f'  got "{NAME}"' in refused.err.splitlines()
+    fitted = trivet("submit", trivet.spec(device=NAME), COLUMNS="80").err
+    assert max(map(len, fitted.splitlines())) <= 80
+    assert NAME in " ".join(fitted.split())
 
 
 def test_columns_bounds_a_table_all_the_same(trivet: Cli) -> None:

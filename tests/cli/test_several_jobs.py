@@ -89,8 +89,8 @@ def test_a_refused_field_is_pointed_at_in_its_file(trivet: Cli) -> None:
     assert ran.code == 2
     lines = [line.split() for line in ran.err.splitlines()]
     firsts = [words[0] for words in lines]
-    assert lines[firsts.index("model.hidden.1") + 1][0] == "spec.yaml:5:15"
-    assert lines[firsts.index("optimizer.lr") + 1][0] == "--set"
+    assert lines[firsts.index("model.hidden.1:") + 3] == ["at", "spec.yaml:5:15"]
+    assert lines[firsts.index("optimizer.lr:") + 3] == ["at", "--set"]
     missing = trivet("submit", "-", stdin="kind: train\nsteps: 3\n")
     assert "standard input:1:1" in missing.err
 

@@ -69,12 +69,27 @@ def test_certified_samples_survive_an_attack_and_falsified_ones_are_wrong(traine
             assert row["onnxruntime_outputs"] is None
             assert output.argmax() != label
         else:
-            assert row["counterexample"] is row["counterexample_outputs"] is None
+            assert row["counterexample"] is row["counterexample_outputs"] is row["sample"] is None
         if row["verdict"] == "verified":
             moved = x.clone().requires_grad_()
             nn.functional.cross_entropy(model(moved), label[None]).backward()
             assert moved.grad is not None
             assert model(x + 0.01 * moved.grad.sign()).argmax() == label
+
+
+def test_a_counterexample_stands_beside_the_sample_around_which_it_was_found(trained: DataLayout) -> None:
+    ranked, report = context(trained)
+    wide = {"robustness": {"data": {"source": "digits"}, "count": 6, "eps": 0.3}}
+    job.run(specification(method="beta-crown", property=wide, budget={"seconds": 5}), ranked)
+    found = [row for row in report.bounds if row["decided_by"] == "attack"]
+    assert found
+    model, inputs = trained_model(trained).double(), load(specification().property.robustness.data).test.inputs  # type: ignore[union-attr]
+    for row in found:
+        sample = inputs[row["instance"]].double()
+        assert row["sample"] == sample.tolist()
+        assert row["sample_outputs"] == pytest.approx(model(sample[None])[0].tolist(), rel=1e-12)
+        moved = (torch.tensor(row["counterexample"], dtype=torch.float64) - sample).abs()
+        assert 0 < moved.max() <= 0.3 + 1e-9
 
 
 def test_the_artifact_holds_the_rows(trained: DataLayout) -> None:

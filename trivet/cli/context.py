@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from rich.table import Table
 from service.jobs.text import visible
 from trivet.cli.exit_codes import ExitCode
 from trivet.errors import Refused, TrivetError, Unreachable
-from trivet.terminal import Terminal, paragraph
+from trivet.terminal import Terminal
 
 if TYPE_CHECKING:
     from service.jobs.records import ListedJob
@@ -204,13 +205,21 @@ def _show_refusal(error: Refused) -> None:
         err.block(str(error), style="red", indent=2)
         return
     err.print(f"refused: {len(error.errors)} problem{'s' if len(error.errors) > 1 else ''}", style="red")
-    fields = table("field", "problem", "got", "expected")
     for field in error.errors:
-        got = "" if field.get("got") is None else json.dumps(field["got"], ensure_ascii=False)
-        name = "\n".join(filter(None, (field["path"] or "(all)", field.get("at"))))
-        cells = (name, field["message"], got, field["expected"])
-        fields.add_row(*(paragraph(str(cell)) for cell in cells))
-    err.print(fields)
+        _tell(f"{field['path'] or '(all)'}:", field["message"], 0)
+        if field.get("got") is not None:
+            _tell("got", json.dumps(field["got"], ensure_ascii=False))
+        _tell("expected", str(field["expected"]))
+        if field.get("at"):
+            _tell("at", str(field["at"]))
+
+
+def _tell(word: str, text: str, indent: int = 2) -> None:
+    """Print a part of a refusal in lines that fit the terminal; in a pipe each is whole."""
+    margin, further = " " * indent, " " * (indent + 2)
+    for part in text.split("\n"):
+        told = textwrap.wrap(f"{word} {visible(part)}", err.width - len(further), break_on_hyphens=False)
+        err.block("\n".join([margin + told[0], *told[1:]]), indent=len(further))
 
 
 _DURATION = re.compile(r"(\d+)([smhd])")

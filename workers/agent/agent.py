@@ -101,7 +101,10 @@ class AgentSettings:
     """
 
     dispatch_s: float = 0.025
-    """Seconds between two looks for work, n times."""
+    """The least seconds between two looks for work, n times."""
+    look_s: float = 0.6
+    """The most seconds between two looks for work when no news comes, n times. The store's clock needs some call each
+    second."""
     reap_s: float = 1.0
     """Seconds between two looks for leases that ended, n times."""
     expire_s: float = 600.0
@@ -170,6 +173,7 @@ class Agent:
             folder / "supervisors.log",
             forks=settings.warm_supervisors > 0,
             restart_after_s=chores.restart_after_s,
+            idle_s=settings.warm_idle_s,
         )
         cuda, slots = (
             usable_devices(installed_torch(), cuda_devices({}), cuda_devices(os.environ)),
@@ -200,7 +204,7 @@ class Agent:
             threading.Thread(target=self._repeat, args=(work, pause), name=name, daemon=True)
             for name, work, pause in (
                 ("heartbeat", self._beat, lambda: beat_s),
-                ("dispatch", self._dispatch, lambda: every.dispatch_s * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
+                ("dispatch", self._dispatch, lambda: every.dispatch_s * self._fleet),
                 ("preemption", self._make_room, lambda: every.reap_s * self._fleet),
                 ("reaper", self._reap, lambda: every.reap_s * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
                 ("expiry", self._expire, lambda: every.expire_s * self._fleet),
@@ -215,6 +219,8 @@ class Agent:
             serve(self._app, self._host, self.launch)
         finally:
             self._stop.set()
+            with contextlib.suppress(StoreUnavailable):
+                self._store.attempts.tell_news()
             for thread in threads:
                 thread.join()
             self._supervisors.close()
@@ -263,7 +269,15 @@ class Agent:
         self._store.counts.add(self._meter)
         self._fleet = max(1, sum(host.alive for host in self._store.hosts.list()))
 
+    def _wait_for_news(self) -> None:
+        """Wait until there may be work to hand out, or this worker stops."""
+        until = time.monotonic() + self._chores.look_s * self._fleet * random.uniform(0.5, 1.5)  # noqa: S311
+        while (left := until - time.monotonic()) > 0 and not self._stop.is_set():
+            if self._store.attempts.wait_for_news(left):
+                return
+
     def _dispatch(self) -> None:
+        self._wait_for_news()
         watch = Stopwatch()
         placed = self._store.attempts.place()
         self._meter.observe("trivet_placement_seconds", watch.seconds)

@@ -36,11 +36,15 @@ logger = logging.getLogger(__name__)
 class Supervisors:
     """Thread-safe. With ``forks`` it keeps a fork server, which ends with this process. Without a ready server,
     a supervisor is a new interpreter. After a failed server, the next one starts ``restart_after_s`` later; the
-    pause doubles with each failure.
+    pause doubles with each failure. A server that has forked nothing for ``idle_s`` (0: for ever) while nothing is at
+    work ends, so that its memory is free; the next one follows the first supervisor after that.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, *, forks: bool, restart_after_s: float) -> None:
-        self._command, self._log, self._forks = list(command), log, forks
+    def __init__(
+        self, command: Sequence[str], log: Path, *, forks: bool, restart_after_s: float, idle_s: float = 0.0
+    ) -> None:
+        self._command, self._log, self._forks, self._idle_s = list(command), log, forks, idle_s
+        self._needed_at = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._started: list[subprocess.Popen[bytes]] = []
         self._forked: list[Process] = []
@@ -58,7 +62,10 @@ class Supervisors:
         with self._lock:
             if (known := self._parts.get(order.ref)) is not None and _is_alive(known):
                 return
-        server = self._server
+            now = self._needed_at = time.monotonic()
+            if self._server is None:  # whose imports would take the processor from this supervisor's
+                self._restart_at = max(self._restart_at, now + self._restart_after_s)
+            server = self._server
         fork = server.fork() if server is not None and server.is_ready() else None
         if fork is not None and _sent(fork.connection, json.dumps(dict(os.environ)).encode() + b"\n" + order.to_line()):
             with self._lock:
@@ -91,7 +98,14 @@ class Supervisors:
                 self._restart_at = time.monotonic() + (0.0 if was_of_use else self._pause_s)
                 self._server.close()
                 self._server = None
-            if self._forks and self._server is None and time.monotonic() >= self._restart_at:
+            if self._started or self._forked:
+                self._needed_at = time.monotonic()
+            is_idle = 0 < self._idle_s <= time.monotonic() - self._needed_at
+            if is_idle and self._server is not None:
+                logger.info("no job started for %g s: the fork server ends, the next job starts another", self._idle_s)
+                self._server.close()
+                self._server = None
+            if self._forks and not is_idle and self._server is None and time.monotonic() >= self._restart_at:
                 self._server = _ForkServerProcess(self._command, self._log)
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.rank_socket import Admission, RankSocket
 from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
 from workers.supervisor.stall_watch import StallWatch
+from workers.supervisor.tidying import share_contents, tidy
 from workers.supervisor.uploader import Thresholds, Uploader
 
 logger = logging.getLogger(__name__)
@@ -285,6 +286,18 @@ class _PartRun:
             await retry_until(self._settings.report_within_s, self._store.attempts.finish, self._claim.ref, outcome)
         except Superseded as refusal:
             logger.info("the reported end was refused: %s", refusal)
+            return
+        if len(self._claim.shares) == 1:
+            await self._tidy(is_last=outcome.status == "succeeded")
+
+    async def _tidy(self, *, is_last: bool) -> None:
+        """Remove what nobody reads any more; ``is_last`` if the job has no further attempt."""
+        ref = self._claim.ref
+        await self._disk.run(lambda: tidy(self._paths, ref.attempt, self._claim.ranks))
+        if is_last:
+            with contextlib.suppress(StoreUnavailable):
+                manifest = await asyncio.to_thread(self._store.artifacts.list, ref.job_id)
+                await self._disk.run(lambda: share_contents(self._paths, manifest))
 
     async def _report_output(self, uploads: asyncio.Task[None]) -> None:
         """Report the events, files and output of the ranks and of torchrun; a lost attempt only keeps them."""

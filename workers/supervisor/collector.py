@@ -78,9 +78,9 @@ class Collector:
             reader.close()
 
     def _keep_curves(self) -> None:
-        """Leave thinned curves beside the record; without them the record is read."""
+        """Leave thinned curves beside the record, unless it is read as soon itself; without them it is."""
         sources = {rank_file(self._folder, rank).name: reader.taken for rank, reader in self._readers.items()}
-        if sources:
+        if sum(sources.values()) >= _LEAST_BYTES:
             with contextlib.suppress(OSError):
                 self._curves.write(self._folder, min(self._readers), sources)
 
@@ -118,6 +118,8 @@ class Collector:
             self._take(event)
 
 
+_LEAST_BYTES = 64 << 10
+"""Shorter records have no curves beside them."""
 METRIC = frozenset({"metric"})
 _PAGE = 2000
 

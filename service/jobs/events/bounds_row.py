@@ -30,6 +30,8 @@ class BoundsRow:
     attack, or a search by splitting inputs or activations. ``reason`` says why there is none. ``note`` is a remark on
     the bounds, such as that the model is in half precision. ``counterexample_outputs`` are the model's outputs at the
     counterexample, in float64; ``onnxruntime_outputs`` are onnxruntime's outputs there, for a model from ONNX.
+    ``sample`` is the labelled sample around which a counterexample was found, ``sample_outputs`` the model's outputs
+    for it.
     """
 
     instance: int
@@ -49,6 +51,8 @@ class BoundsRow:
     counterexample: list[float] | None
     counterexample_outputs: list[float | None] | None = None
     onnxruntime_outputs: list[float | None] | None = None
+    sample: list[float] | None = None
+    sample_outputs: list[float | None] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, in order; lists are the row's own, not copies."""

@@ -1,7 +1,6 @@
 """Lists the alerts of a service.
 
-Prometheus' rules, ``GET /v1/alerts``, ``trivet alerts`` and the line on the dashboard's page of hosts all use
-this list.
+Prometheus' rules, ``GET /v1/alerts``, ``trivet alerts`` and the dashboard's page of alerts all use this list.
 """
 
 from __future__ import annotations

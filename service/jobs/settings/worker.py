@@ -55,6 +55,12 @@ class WorkerSettings(BaseModel):
         description="whether the worker keeps a process with all imports of ranks, from which jobs are forked so that "
         "they start sooner: 0 is no, any other number yes",
     )
+    warm_idle_s: float = Field(
+        180.0,
+        ge=0,
+        description="seconds without a job after which that process ends, so that its memory is free; the first job "
+        "after that starts some seconds later. 0 keeps it",
+    )
     stop_grace_s: float = Field(
         10.0, ge=0, description="seconds that ranks get to write a checkpoint when their job is stopped"
     )

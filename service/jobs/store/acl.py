@@ -30,7 +30,7 @@ HOST_SCRIPTS = tuple(each for each in _SCRIPTS if "host" in each.callers)
 API_SCRIPTS = tuple(each for each in _SCRIPTS if "api" in each.callers)
 """The scripts that the API and the restore of a backup call; a script may be among both."""
 
-_HOST_READS = ("EXISTS", "HGET", "HGETALL", "TIME", "XINFO|STREAM", "XRANGE", "XREVRANGE", "ZRANGE")
+_HOST_READS = ("BLPOP", "EXISTS", "HGET", "HGETALL", "TIME", "XINFO|STREAM", "XRANGE", "XREVRANGE", "ZRANGE")
 """Commands that agents and supervisors send outside scripts, on keys of :data:`HOST_SCRIPTS`."""
 _CONNECTION = ("CLIENT|SETINFO", "CLIENT|SETNAME", "EVAL", "EVALSHA", "PING", "SELECT")
 _CELERY = (

@@ -39,9 +39,12 @@ from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
+from service.jobs.store.keyspace import PLACEMENT_NEWS
 
 _BATCH = 256
 """Outbox entries, and ended leases, handled in one script call."""
+LONGEST_WAIT_S = 1.0
+"""The most seconds of one wait for news, far below the time that a broker has to answer."""
 _LONGEST_PHASE = 60
 """The most characters of a phase's name; the rest is cut off."""
 _LATEST = 2.0**32
@@ -70,6 +73,16 @@ class Attempts:
         hosts could ever hold it.
         """
         return stubs.place(self.client, self.limits.script_argument)
+
+    def wait_for_news(self, timeout_s: float) -> bool:
+        """Return True once something has changed since any agent last looked that may let a job be placed, False after
+        ``timeout_s``, at most :data:`LONGEST_WAIT_S`. One waiting agent of the fleet hears of each change.
+        """
+        return self.client.call("BLPOP", PLACEMENT_NEWS(), min(timeout_s, LONGEST_WAIT_S)) is not None
+
+    def tell_news(self) -> None:
+        """End the wait of one agent."""
+        self.client.call("LPUSH", PLACEMENT_NEWS(), 1)
 
     def settle_restored(self) -> list[str]:
         """Settle the jobs of a store that was restored from a backup, before anybody else uses it: running jobs are

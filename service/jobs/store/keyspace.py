@@ -91,6 +91,7 @@ PLACEMENT_IDLE = Key(
     "STRING: set while nothing changed since nothing more could be placed",
     "expires",
 )
+PLACEMENT_NEWS = Key("placement_news", "placement:news", "LIST: an entry while no agent has seen the newest change")
 HOSTS = Key("hosts", "hosts", "ZSET: host → end of its heartbeat in ms")
 HOST = Key("host", "host:{}", "HASH: what a host last reported")
 HOST_FREE = Key("host_free", "host:{}:free:{}", "SET: free device indices of one pool")

@@ -27,7 +27,8 @@ NAMES = [field.name for field in fields(BoundsRow)]
 TYPES_JS = Path(__file__).parents[3] / "api" / "dashboard" / "static" / "lib" / "types.js"
 FIELDS_OF_THE_INTERFACE = [
     "instance", "name", "label", "prediction", "verdict", "lower", "upper", "margin", "method", "decided_by", "reason",
-    "note", "seconds", "domains", "counterexample", "counterexample_outputs", "onnxruntime_outputs",
+    "note", "seconds", "domains", "counterexample", "counterexample_outputs", "onnxruntime_outputs", "sample",
+    "sample_outputs",
 ]  # fmt: skip
 ROW = BoundsRow(
     instance=3, verdict="falsified", lower=[-1.0, None], upper=[1.0, None], margin=-0.5, method="crown",

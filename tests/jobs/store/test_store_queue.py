@@ -11,7 +11,8 @@ from store_builders import DONE, PassTime, Start, Submit, train
 
 import service.jobs.store.queue as store_queue
 from service.jobs.records import QueueLine, Rejected
-from service.jobs.store import Store
+from service.jobs.records.hosts import Overcommitment
+from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import HOST, JOB
 
 
@@ -130,3 +131,29 @@ def test_failing_and_drained_hosts_are_named(
     reason = lines(store)[waiting.id].reason
     assert reason is not None
     assert "(host a does not start jobs, host b is draining, host c is draining and 2 more like these)" in reason
+
+
+def test_a_quota_does_not_hide_that_the_host_is_drained_and_a_busy_host_is_named(
+    store: Store, submit: Submit, start: Start
+) -> None:
+    too_much = Overcommitment(load=9.0, cores=2, by=())
+    store.hosts.beat(HostReport("a", "a.example", (), 2, {"trivet": "0"}, overcommitted=too_much))
+    start(submit(2))
+    waiting = submit()
+    store.attempts.place()
+    assert lines(store)[waiting.id].reason == "waits for 1 free cpu devices on one host (host a is overcommitted)"
+    store.projects.limit("default", {"devices": 2})
+    store.hosts.drain("a")
+    store.attempts.place()
+    reason = lines(store)[waiting.id].reason
+    assert reason == "project default uses 2 of 2 devices, and this job needs 1; host a is draining"
+
+
+def test_a_change_is_heard_of_by_one_agent_that_waits(store: Store, submit: Submit, beat: Callable[..., Any]) -> None:
+    beat("a", cpu=1)
+    while store.attempts.wait_for_news(0.01):
+        pass
+    submit()
+    submit()
+    assert store.attempts.wait_for_news(0.01)
+    assert not store.attempts.wait_for_news(0.01)

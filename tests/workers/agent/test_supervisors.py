@@ -96,6 +96,23 @@ def test_a_supervisor_that_has_ended_leaves_no_zombie_until_the_next_heartbeat(l
     eventually(lambda: not psutil.pid_exists(pid))
 
 
+def test_an_idle_fork_server_ends_and_comes_back_after_the_next_supervisor(log: Path) -> None:
+    order = SupervisorOrder("job_x", 1, "alpha", "127.0.0.1", "unix:///nowhere", "/nowhere", 1.0, StoreLimits())
+    waits = [sys.executable, "-c", "input()"]  # for its order, or for its connections
+    supervisors = Supervisors(waits, log, forks=True, restart_after_s=0.2, idle_s=0.5)
+    supervisors.tend()
+    server = supervisors._server
+    assert server is not None
+    eventually(lambda: (supervisors.tend(), server.has_ended())[1])
+    supervisors.tend()
+    assert supervisors._server is None, "nothing needs another one"
+    supervisors.start(order)
+    supervisors.tend()
+    assert supervisors._server is None, "the supervisor has the processor first"
+    eventually(lambda: (supervisors.tend(), supervisors._server)[1])
+    supervisors.close()
+
+
 @pytest.mark.slow
 def test_a_fork_of_the_server_runs_a_part_and_knows_no_more_than_a_new_interpreter(
     fleet: Fleet, forks: Supervisors, log: Path, monkeypatch: pytest.MonkeyPatch

@@ -130,6 +130,9 @@ def test_thinned_curves_are_left_beside_the_record_at_the_end(tmp_path: Path) ->
     ]
     rank_file(tmp_path, 0).write_text("\n".join([*lines, "no event", ""]))
     collect(tmp_path)
+    assert read_curves([tmp_path], None, 100) is None, "a short record is read as soon itself"
+    rank_file(tmp_path, 0).write_text("\n".join([*lines, "no event" + " " * (64 << 10), ""]))
+    collect(tmp_path)
     found = read_curves([tmp_path], None, 100)
     assert found is not None
     assert (found[0], found[1]["loss"].step, found[1]["loss"].value) == (["loss"], [1, 2], [1.0, 0.0])

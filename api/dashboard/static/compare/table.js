@@ -5,7 +5,7 @@ import { duration } from "../lib/format.js";
 import { ran } from "../lib/state.js";
 import { TOLD_APART, swatchOf } from "../ui/chart.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
-import { now, stateMark } from "../ui/parts.js";
+import { now, stateMark, withHeadings } from "../ui/parts.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 
@@ -26,7 +26,7 @@ export class JobTable {
     /** @type {{head: string[], rows: unknown[][]}} */
     this.sheet = { head: [], rows: [] };
     this.isToldApart = true;
-    this.table = h("table", { class: "table compared" });
+    this.table = h("table", { class: "table cards compared" });
     this.same = h("p", { class: "same muted" });
     const save = h("button", { class: "button small", type: "button" }, "Save as CSV");
     save.addEventListener("click", () => this.save());
@@ -50,6 +50,7 @@ export class JobTable {
     fill(this.table,
       h("thead", {}, h("tr", {}, ...paths.map((path) => this.headCell(path, sort, numeric.has(path))))),
       h("tbody", {}, ...rows.map((index) => this.row(jobs, index, values[index] ?? new Map(), paths, numeric, drawn))));
+    withHeadings(this.table, (name) => name.replace(/ [▲▼]$/, ""));
     const saved = [...paths, ...same.keys()];
     this.sheet = { head: ["id", ...saved], rows: rows.map((index) => [jobs[index]?.id, ...saved.map((path) => values[index]?.get(path))]) };
   }

@@ -4,7 +4,7 @@ import { bytes, many, unix } from "../lib/format.js";
 import { isTerminal } from "../lib/state.js";
 import { artifactPath, call, items, jobPath } from "../ui/api.js";
 import { fill, h } from "../ui/dom.js";
-import { downloadLink, showAge } from "../ui/parts.js";
+import { downloadLink, showAge, withHeadings } from "../ui/parts.js";
 import { blank } from "../ui/status.js";
 import { Section } from "./section.js";
 
@@ -56,8 +56,9 @@ export class Artifacts extends Section {
   table(job) {
     const head = h("tr", {}, h("th", { scope: "col" }, "Name"), h("th", { scope: "col", class: "right" }, "Size"),
       h("th", { scope: "col" }, "SHA-256"), h("th", { scope: "col", class: "right" }, "Written"));
-    return h("div", { class: "scroll" }, h("table", { class: "table" }, h("thead", {}, head),
-      h("tbody", {}, ...this.artifacts.map((artifact) => line(job, artifact)))));
+    const table = h("table", { class: "table cards" }, h("thead", {}, head), h("tbody", {}, ...this.artifacts.map((artifact) => line(job, artifact))));
+    withHeadings(table);
+    return table;
   }
 }
 

@@ -3,7 +3,7 @@
 import { dateTime, duration, many, mesh, ranges, unix, visible } from "../lib/format.js";
 import { opened, title as rungTitle } from "../lib/report.js";
 import { dependencies, lasted, title } from "../lib/state.js";
-import { headline } from "../lib/headline.js";
+import { answer, headline } from "../lib/headline.js";
 import { call, jobPath } from "../ui/api.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
 import { keepCounting, labelChips, now, stateMark, updateStateMark } from "../ui/parts.js";
@@ -68,7 +68,7 @@ export class Details extends Section {
 
 /** @param {Job} job */
 function user(job) {
-  const told = headline(job);
+  const told = [answer(job)?.words, headline(job)].filter(Boolean).join(", ");
   return h("div", { class: "need" }, h("a", { href: `/jobs/${encodeURIComponent(job.id)}`, title: job.id }, title(job)),
     h("div", {}, stateMark(job.state), h("span", { class: "muted cut", title: told || null }, told || job.kind)));
 }

@@ -8,7 +8,7 @@ import { confirmed } from "../ui/confirm.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
 import { consequence } from "../ui/jobrow.js";
 import { maySubmit } from "../ui/me.js";
-import { ProgressBar, downloadLink, showDuration, stateMark, updateStateMark } from "../ui/parts.js";
+import { ProgressBar, downloadLink, showDuration, stateMark, updateBadge, updateStateMark } from "../ui/parts.js";
 import { notify } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -22,6 +22,7 @@ export class Header {
     this.name = h("h1", {});
     this.state = stateMark("queued");
     this.state.classList.add("pill");
+    this.badge = h("span", { class: "badge", hidden: true });
     this.kind = h("span", { class: "muted kindword" });
     this.where = h("span", { class: "muted" });
     this.duration = h("span", { class: "muted" });
@@ -37,7 +38,7 @@ export class Header {
     void maySubmit().then((may) => (this.actions.hidden = !may));
     this.element = h("div", { class: "jobhead" },
       h("div", { class: "row" }, this.name, this.actions),
-      h("div", { class: "facts-line" }, this.state, this.kind, this.where, this.duration),
+      h("div", { class: "facts-line" }, this.state, this.badge, this.kind, this.where, this.duration),
       this.reason, this.turn, this.advance, this.error);
   }
 
@@ -73,6 +74,7 @@ export class Header {
     this.job = job;
     setText(this.name, title(job));
     updateStateMark(this.state, job.state);
+    updateBadge(this.badge, job);
     setText(this.kind, job.kind);
     setText(this.where, job.placement.length ? placement(job.placement) : "");
     showDuration(this.duration, job);

@@ -18,6 +18,9 @@ const LEVELS = /** @type {const} */ ([["", "All levels"], ["warning", "Warnings,
 /** After so long without a key the text is searched for, in ms. */
 const TYPED_MS = 300;
 
+/** The part of the view above the line that names the cause. */
+const ABOVE = 0.6;
+
 export class Log extends Section {
   constructor() {
     super("Log", "log");
@@ -86,7 +89,7 @@ export class Log extends Section {
   }
 
   toPlace() {
-    if (this.broke) this.view.scrollTop = this.broke.offsetTop - this.view.offsetTop;
+    if (this.broke) this.view.scrollTop = this.broke.offsetTop - this.view.offsetTop - ABOVE * this.view.clientHeight;
     else if (this.following) this.toFoot();
   }
 
@@ -107,7 +110,7 @@ export class Log extends Section {
     if (job.state === "failed" && text === "" && level === "") this.toError(job.error?.rank ?? null);
   }
 
-  /** A log of a job that broke is read from where it broke. @param {number | null} rank */
+  /** A log of a job that broke opens at the cause, with the last frames above it. @param {number | null} rank */
   toError(rank) {
     const shown = this.store.lines.filter((line) => passes(line, this.filter));
     const line = breaking(shown, rank);

@@ -24,6 +24,7 @@ export class OutputBounds {
     const close = h("button", { class: "tiny", type: "button" }, "Close");
     close.addEventListener("click", () => {
       this.element.hidden = true;
+      history.replaceState(null, "", location.pathname + location.search);
     });
     const range = extent([row.lower.filter(isNumber), row.upper.filter(isNumber), [0]]) ?? [0, 1];
     const bars = row.lower.slice(0, MOST).map((low, index) => bar(index, low, row.upper[index] ?? null, range));

@@ -1,11 +1,11 @@
 /** The jobs of a sweep or a chain: their values or names, state and metric, with links to each. */
 
-import { comparePath } from "../lib/compare.js";
+import { comparePath, flat, names, order } from "../lib/compare.js";
 import { number } from "../lib/format.js";
 import { STATES, isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
 import { fill, h, setAttribute } from "../ui/dom.js";
-import { showDuration, stateMark } from "../ui/parts.js";
+import { showDuration, stateMark, updateBadge, withHeadings } from "../ui/parts.js";
 import { Section } from "./section.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -50,40 +50,43 @@ export class Sweep extends Section {
     }
     const { children } = await call(jobPath(job.id));
     this.remark(STATES.filter((state) => children[state]).map((state) => `${children[state]} ${state}`).join(", "));
-    this.draw(job, jobs.reverse(), children.best?.job);
+    this.draw(job, ranked(jobs.reverse(), job.spec.sweep?.best), children.best?.job);
   }
 
   /** @param {Job} job @param {Job[]} jobs @param {string | undefined} best */
   draw(job, jobs, best) {
-    const paths = [...new Set(jobs.flatMap((each) => Object.keys(each.parameters ?? {})))];
     /** @type {string | undefined} */
     const metric = job.spec.sweep?.best?.metric;
-    const head = ["Job", ...paths, "State", ...(metric ? [metric] : []), "Time"];
-    fill(this.body, h("div", { class: "scroll" }, h("table", { class: "table" },
-      h("thead", {}, h("tr", {}, ...head.map((name) => h("th", { scope: "col", class: name === metric || name === "Time" ? "right" : null }, name)))),
-      h("tbody", {}, ...jobs.map((each) => row(each, paths, metric, each.id === best))))));
+    const told = names(jobs);
+    const head = ["Job", "State", ...(metric ? [metric.replaceAll("_", " ")] : ["Answer"]), "Time"];
+    const table = h("table", { class: "table cards swept" },
+      h("thead", {}, h("tr", {}, ...head.map((name, index) => h("th", { scope: "col", class: index > 1 ? "right" : null }, name)))),
+      h("tbody", {}, ...jobs.map((each, index) => row(each, told[index] ?? "", metric, each.id === best))));
+    withHeadings(table);
+    fill(this.body, table);
   }
 }
 
-/** @param {Job} job @param {string[]} paths @param {string | undefined} metric @param {boolean} best */
-function row(job, paths, metric, best) {
+/**
+ * The jobs from the best to the worst, if the sweep says what is best; those without that number come last.
+ * @param {Job[]} jobs @param {{metric: string, mode: string} | undefined} best
+ */
+const ranked = (jobs, best) => (best ? order(jobs.map((job) => valueAt(job, best.metric)), best.mode === "max").map((index) => /** @type {Job} */ (jobs[index])) : jobs);
+
+/** @param {Job} job @param {string} name @param {string | undefined} metric @param {boolean} best */
+function row(job, name, metric, best) {
   const time = h("td", { class: "right" });
   showDuration(time, job);
+  const badge = h("span", { class: "badge" });
+  updateBadge(badge, job);
+  const measured = metric ? number(valueAt(job, metric)) : badge;
   return h("tr", { "data-job": job.id },
-    h("td", {}, h("a", { class: "code", href: `/jobs/${encodeURIComponent(job.id)}`, title: job.id }, `…${job.id.slice(-5)}`)),
-    ...paths.map((path) => h("td", {}, shown(job.parameters?.[path]))),
-    h("td", {}, stateMark(job.state)),
-    metric && h("td", { class: "right" }, best ? h("strong", {}, measured(job, metric)) : measured(job, metric)),
-    time);
+    h("th", { scope: "row", class: "title" }, h("a", { href: `/jobs/${encodeURIComponent(job.id)}`, title: job.id }, name)), h("td", {}, stateMark(job.state)),
+    h("td", { class: "right" }, best ? h("strong", { title: "the best one" }, measured) : measured), time);
 }
 
-/** @param {unknown} value */
-const shown = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
-
 /** The number at a dotted path of a result. @param {Job} job @param {string} path */
-function measured(job, path) {
-  /** @type {any} */
-  let value = job.result;
-  for (const name of path.split(".")) value = value && typeof value === "object" ? value[name] : undefined;
-  return typeof value === "number" ? number(value) : "–";
+function valueAt(job, path) {
+  const value = flat(job.result ?? {}).get(path);
+  return typeof value === "number" ? value : null;
 }

@@ -99,6 +99,8 @@ export class Verify extends Section {
     } while (cursor);
     this.rows = rows;
     this.update();
+    const asked = rows.get(Number(/^#instance-(\d+)$/.exec(location.hash)?.[1] ?? Number.NaN));
+    if (asked && this.outputs.element.hidden) this.choose(asked);
   }
 
   /** @param {import("../lib/types.js").StreamedEvent} streamed */
@@ -211,6 +213,7 @@ export class Verify extends Section {
 
   /** @param {BoundsRow} row */
   choose(row) {
+    history.replaceState(null, "", `#instance-${row.instance}`);
     this.outputs.show(row);
     this.margins.mark(row.instance);
     this.chosen(row.instance);

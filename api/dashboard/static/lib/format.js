@@ -85,6 +85,9 @@ export function duration(seconds) {
   return `${Math.floor(whole / DAY)}${THIN}d ${Math.floor((whole % DAY) / 3600)}${THIN}h`;
 }
 
+/** A duration without the parts that are zero: `2 min`, `1 min 30 s`, `1 h`. @param {number} seconds */
+export const span = (seconds) => duration(seconds).replace(/^0\D+ (?=\d)/, "").replace(/ 0?0\D+$/, "");
+
 /** @param {number} value */
 const two = (value) => String(value).padStart(2, "0");
 

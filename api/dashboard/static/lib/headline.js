@@ -17,6 +17,26 @@ export function headline(job) {
 }
 
 /**
+ * What a job's answer is, apart from its state: one that succeeded has only run to its end.
+ * @param {Job} job
+ * @returns {{words: string, tone: "good" | "bad" | "warn" | "plain"} | null} null where it has none
+ */
+export function answer(job) {
+  const { verdicts: found, instances, gate: allowed, ...result } = job.result ?? {};
+  if (job.state !== "succeeded") return null;
+  if (typeof found?.verified === "number") {
+    const all = typeof instances === "number" ? instances : Object.values(found).reduce((sum, count) => sum + count, 0);
+    const tone = found.falsified > 0 ? "bad" : found.verified === all ? "good" : "warn";
+    return { words: `${number(found.verified)} of ${number(all)} proved`, tone };
+  }
+  if (allowed && typeof allowed === "object") {
+    return ["train", "inference"].some((phase) => typeof allowed[phase] === "string") ? { words: "allowed", tone: "good" } : { words: "denied", tone: "bad" };
+  }
+  const certified = result.eval_certified_accuracy ?? result.certified_accuracy;
+  return typeof certified === "number" ? { words: `${percent(certified)} certified`, tone: "plain" } : null;
+}
+
+/**
  * How a job did, as one number of which more is better: the share that is certified, or verified, or right, or less loss.
  * @param {Job} job
  * @returns {number | null} null where the result has none
@@ -56,12 +76,9 @@ function ofResult(result) {
 /** @param {string} word @param {unknown} share */
 const part = (word, share) => (typeof share === "number" ? `${word} ${percent(share, 1)}` : "");
 
-/** @param {Record<string, any>} result */
-function verdicts({ verdicts: found, instances }) {
-  const others = ["falsified", "unknown", "timeout"].filter((verdict) => found[verdict] > 0);
-  const all = typeof instances === "number" ? ` of ${number(instances)}` : "";
-  return [`verified ${number(found.verified)}${all}`, ...others.map((verdict) => `${number(found[verdict])} ${verdict}`)].join(", ");
-}
+/** What its answer does not say: how many were not proved, and why not. @param {Record<string, any>} result */
+const verdicts = ({ verdicts: found }) =>
+  ["falsified", "unknown", "timeout"].filter((verdict) => found[verdict] > 0).map((verdict) => `${number(found[verdict])} ${verdict}`).join(", ");
 
 /** @param {Record<string, any>} allowed rung by phase */
 function gate({ train, inference }) {

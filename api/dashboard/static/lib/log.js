@@ -79,7 +79,8 @@ const LEVELS = new Map([
 export const isAtLeast = (line, level) => LEVELS.get(level)?.test(line.text) ?? true;
 
 /**
- * Where the last traceback begins, of a rank if one is named; null where nothing broke in these lines.
+ * The line that names the cause: the end of the last traceback, of a rank if one is named; where that end is missing, its
+ * beginning; null where nothing broke in these lines.
  * @param {readonly LogLine[]} lines @param {number | null} [rank]
  */
 export function breaking(lines, rank = null) {
@@ -87,7 +88,9 @@ export function breaking(lines, rank = null) {
   const of = (/** @type {(line: LogLine) => boolean} */ wanted) => lines.findLastIndex((line) => begins(line) && wanted(line));
   const own = rank === null ? -1 : of((line) => line.rank === rank);
   const found = own >= 0 ? own : of(() => true);
-  return found >= 0 ? (lines[found] ?? null) : null;
+  const first = lines[found];
+  if (!first) return null;
+  return lines.slice(found + 1).find((line) => line.rank === first.rank && line.stream === first.stream && /^\S/.test(line.text)) ?? first;
 }
 
 /**

@@ -34,6 +34,21 @@ export function picture(values) {
 }
 
 /**
+ * What is between two inputs: as a picture, grey where they are the same, and as the largest entry and the length of the
+ * difference; null where they are no pictures of the same size.
+ * @param {readonly number[]} from
+ * @param {readonly number[]} to
+ * @returns {{picture: Picture, most: number, norm: number} | null}
+ */
+export function apart(from, to) {
+  if (from.length !== to.length) return null;
+  const moved = to.map((value, index) => value - (from[index] ?? 0));
+  const most = Math.max(...moved.map(Math.abs));
+  const drawn = picture(moved.map((value) => 0.5 + value / (2 * most || 1)));
+  return drawn && { picture: drawn, most, norm: Math.hypot(...moved) };
+}
+
+/**
  * The class that wins, and the one behind it; null where fewer than two outputs are numbers.
  * @param {readonly (number | null)[]} outputs
  */

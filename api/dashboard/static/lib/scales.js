@@ -54,6 +54,24 @@ export function linearTicks(low, high, count) {
   return ticks.length > 1 || count > 12 ? ticks : linearTicks(low, high, count * 2);
 }
 
+/** Steps of seconds, minutes, hours and days that a clock has. */
+const CLOCK = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400];
+
+/**
+ * Ticks of an axis of seconds, at times that a clock shows: whole minutes where there are several, then hours, then days.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} count
+ * @returns {number[]}
+ */
+export function timeTicks(low, high, count) {
+  const rough = (high - low) / Math.max(count, 1);
+  const day = 86_400;
+  if (rough < 1) return linearTicks(low, high, count);
+  const step = CLOCK.find((each) => each >= rough) ?? day * Math.ceil(rough / day);
+  return multiples(step, low, high);
+}
+
 /** @param {number} step @param {number} low @param {number} high */
 function multiples(step, low, high) {
   const ticks = [];

@@ -1,6 +1,6 @@
 /** The states of a job as the dashboard treats them, and how events change what it shows. Pure. */
 
-import { duration } from "./format.js";
+import { duration, number } from "./format.js";
 
 /** @typedef {import("./types.js").Job} Job */
 /** @typedef {import("./types.js").JobEvent} JobEvent */
@@ -76,7 +76,7 @@ export function fraction(job) {
  */
 export function progressWords({ done, total, unit, phase, left_s }) {
   const left = typeof left_s === "number" ? `about ${duration(left_s)} left` : "";
-  return [`${done} of ${total} ${unit}`, phase, left].filter(Boolean).join(", ");
+  return [`${number(done)} of ${number(total)} ${unit}`, phase, left].filter(Boolean).join(", ");
 }
 
 /**

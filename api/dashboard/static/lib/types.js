@@ -78,6 +78,8 @@
  * @property {number[] | null} counterexample
  * @property {(number | null)[] | null} [counterexample_outputs] in float64; null where one is not finite
  * @property {(number | null)[] | null} [onnxruntime_outputs] of a model from ONNX
+ * @property {number[] | null} [sample] the labelled one around which the counterexample was found
+ * @property {(number | null)[] | null} [sample_outputs] of the model for it
  *
  * @typedef {{type: string, time: number, rank: number | null} & Record<string, any>} JobEvent
  * @typedef {{id: string, job: string | null, event: JobEvent}} StreamedEvent

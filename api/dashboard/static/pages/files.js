@@ -6,7 +6,7 @@ import { copy } from "../ui/clipboard.js";
 import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
 import { maySubmit } from "../ui/me.js";
-import { now } from "../ui/parts.js";
+import { now, withHeadings } from "../ui/parts.js";
 import { blank, later, notify, showConnection } from "../ui/status.js";
 
 /**
@@ -29,6 +29,7 @@ async function load(cursor = "") {
     more.hidden = !page.next_cursor;
     more.onclick = () => void load(page.next_cursor);
     fill(byId("rows"), ...uploads.map(row));
+    withHeadings(/** @type {HTMLTableElement} */ (byId("rows").parentElement));
     fill(byId("blank"), uploads.length === 0 && blank("No uploads", "Drop a file onto a new job, or: trivet upload FILE",
       may ? h("a", { class: "button", href: "/submit" }, "New job") : undefined));
     showConnection("live");

@@ -1,15 +1,15 @@
 /** Worker hosts: what devices they have, what runs on them, and taking them out of service. */
 
-import { ago, duration, unix } from "../lib/format.js";
+import { ago, span, unix } from "../lib/format.js";
 import { reach } from "../lib/gantt.js";
 import { rowsOf } from "../lib/ran.js";
+import { timeTicks } from "../lib/scales.js";
 import { STATES, title } from "../lib/state.js";
 import { Problem, call, items, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, keyed, setAttribute, setText } from "../ui/dom.js";
 import { Gantt, key } from "../ui/gantt.js";
 import { keepCounting, now, stateMark, updateStateMark } from "../ui/parts.js";
-import { QueueTable } from "../ui/queue.js";
 import { blank, notify, showConnection } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Host} Host */
@@ -29,7 +29,6 @@ const cards = new Map();
 let jobs = new Map();
 /** What has run lately. @type {Job[]} */
 let ran = [];
-const queue = new QueueTable(byId("waiting"));
 /** Whether the session's key is an operator's, who alone drains hosts and is told of alerts. */
 let operator = false;
 
@@ -80,7 +79,7 @@ class HostCard {
     this.failing = h("p", { class: "failing" });
     this.load = h("p", { class: "overcommitted note" });
     this.launchers = h("p", { class: "launchers note" });
-    this.gantt = new Gantt("What ran here", (seconds) => (seconds === 0 ? "now" : `${duration(-seconds)} ago`));
+    this.gantt = new Gantt("What ran here", (seconds) => (seconds === 0 ? "now" : `${span(-seconds)} ago`), timeTicks);
     this.legend = h("div", {});
     this.ran = h("details", { class: "ran" }, h("summary", {}, "What ran here"), this.legend, this.gantt.element);
     this.ran.addEventListener("toggle", () => this.showRan());
@@ -193,7 +192,6 @@ async function refresh() {
     fill(byId("blank"), hosts.length === 0 &&
       blank("No hosts", "A worker shows up here when it starts: run trivet worker on a machine with devices."));
     setText(byId("summary"), summary(hosts));
-    await queue.refresh();
     showConnection("live");
   } catch (error) {
     showConnection("reconnecting");

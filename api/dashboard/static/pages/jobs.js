@@ -108,6 +108,14 @@ function showFilters() {
     chips.set(state, count);
     byId("states").append(chip);
   }
+  const fold = byId("narrow");
+  const isNarrow = isNarrowed(address());
+  setAttribute(form, "data-open", isNarrow);
+  setAttribute(fold, "aria-expanded", String(isNarrow));
+  fold.addEventListener("click", () => {
+    const isOpen = form.toggleAttribute("data-open");
+    setAttribute(fold, "aria-expanded", String(isOpen));
+  });
   showStates();
 }
 
@@ -213,7 +221,11 @@ function failed(error) {
 /** @param {{states: Record<string, number>, exact: boolean}} counts */
 function showCounts({ states, exact }) {
   const total = Object.values(states).reduce((sum, count) => sum + count, 0);
-  for (const [state, element] of chips) setText(element, number(state ? (states[state] ?? 0) : total));
+  for (const [state, element] of chips) {
+    const count = state ? (states[state] ?? 0) : total;
+    setText(element, number(count));
+    setAttribute(/** @type {Element} */ (element.parentElement), "data-none", count === 0);
+  }
   setText(byId("summary"), exact ? many(total, "job") : `more than ${many(total, "job")}`);
 }
 
@@ -231,6 +243,7 @@ function show() {
     row.beside(turns.get(id), curves.get(id));
   }
   showColumns(columns);
+  showNeeds(shown);
   all.checked = shown.length > 0 && shown.every((job) => selected.has(job.id));
   all.indeterminate = !all.checked && shown.some((job) => selected.has(job.id));
   bulk.show([...selected.values()]);
@@ -244,6 +257,13 @@ function show() {
 function isLater() {
   const given = new URLSearchParams(address());
   return given.has("cursor") || Number(given.get("from") ?? 0) > 0;
+}
+
+/** A column that says the same of every job has less room, or none. @param {Job[]} shown */
+function showNeeds(shown) {
+  const table = /** @type {HTMLElement} */ (byId("head").closest("table"));
+  setAttribute(table, "data-one-priority", shown.every((job) => job.priority === 0) && sortOf(address())?.by !== "priority");
+  setAttribute(table, "data-projects", shown.some((job) => job.project !== "default"));
 }
 
 /** @param {string[]} columns */

@@ -5,7 +5,7 @@ import { Problem, call, items, send } from "../ui/api.js";
 import { copy } from "../ui/clipboard.js";
 import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
-import { now } from "../ui/parts.js";
+import { now, withHeadings } from "../ui/parts.js";
 import { blank, later, notify, showConnection } from "../ui/status.js";
 
 /**
@@ -22,6 +22,7 @@ async function refresh() {
     const keys = /** @type {Key[]} */ (items(await call("/v1/keys")));
     setText(byId("summary"), many(keys.length, "key"));
     fill(byId("rows"), ...keys.sort((one, other) => one.name.localeCompare(other.name)).map(row));
+    withHeadings(/** @type {HTMLTableElement} */ (byId("rows").parentElement));
     fill(byId("blank"));
     showConnection("live");
   } catch (error) {

@@ -45,10 +45,10 @@ function show(kind) {
       h("span", { class: "aside" }, h("a", { class: "button small", href: `/submit?kind=${encodeURIComponent(kind)}` }, "New job of this kind"))),
     h("pre", { class: "yaml", tabindex: 0 }, text(lines(first(kind)))));
   const head = h("tr", {}, ...["Field", "Type", "Default", "What it is"].map((name) => h("th", { scope: "col" }, name)));
-  const table = h("table", { class: "table fields" }, h("thead", {}, head), h("tbody", {}, ...shown.map(row)));
+  const table = h("table", { class: "table cards fields" }, h("thead", {}, head), h("tbody", {}, ...shown.map(row)));
   fill(byId("spec"), !find.value && example, h("section", { class: "panel", id: "fields", "aria-label": "Fields" },
     h("header", {}, h("h2", {}, "Fields"), h("span", { class: "note" }, many(shown.filter(({ form }) => form === null).length, "field"))),
-    shown.length ? h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of fields" }, table) : blank("No field like that")));
+    shown.length ? table : blank("No field like that")));
 }
 
 /** @param {Entry} entry */
@@ -57,7 +57,7 @@ function row({ path, depth, form, type, fallback, required, words }) {
     form === null ? (path.split(".").at(-1) ?? "") : form);
   if (form !== null) return h("tr", { class: "form" }, name, h("td", { colspan: 3 }, words));
   const holds = required ? h("strong", {}, "needed") : fallback && h("span", { class: "code" }, fallback);
-  return h("tr", { "data-path": path }, name, h("td", { class: "muted" }, type), h("td", {}, holds), h("td", {}, words));
+  return h("tr", { "data-path": path }, name, h("td", { class: "muted" }, type), h("td", { "data-label": "Default" }, holds), h("td", { class: "words" }, words));
 }
 
 for (const name of kinds) {

@@ -23,9 +23,11 @@ export class Gantt {
   /**
    * @param {string} name for screen readers
    * @param {(value: number) => string} label of a tick
+   * @param {(low: number, high: number, count: number) => number[]} [ticks]
    */
-  constructor(name, label) {
+  constructor(name, label, ticks = linearTicks) {
     this.name = name;
+    this.ticks = ticks;
     this.label = label;
     /** @type {Row[]} */
     this.rows = [];
@@ -172,7 +174,7 @@ export class Gantt {
     if (this.rows.length === 0) return;
     this.across = linear(this.view, [area.left, area.right]);
     const up = linear([-0.5, this.rows.length - 0.5], [GAP_PIXELS + 3, GAP_PIXELS + 3 + this.rows.length * ROW_PIXELS]);
-    const ticks = linearTicks(this.view[0], this.view[1], Math.max(Math.floor((area.right - area.left) / 96), 2));
+    const ticks = this.ticks(this.view[0], this.view[1], Math.max(Math.floor((area.right - area.left) / 96), 2));
     frame(context, area, { scale: this.across, ticks, label: this.label },
       { scale: up, ticks: this.rows.map((_, index) => index), label: (index) => this.rows[index]?.label ?? "" });
     const style = getComputedStyle(this.canvas);

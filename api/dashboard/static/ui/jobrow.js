@@ -8,7 +8,7 @@ import { placed } from "../lib/queue.js";
 import { isTerminal, title } from "../lib/state.js";
 import { fill, h, setAttribute, setText } from "./dom.js";
 import { Sparkline } from "./sparkline.js";
-import { ProgressBar, labelChips, showAge, showDuration, stateMark, updateStateMark } from "./parts.js";
+import { ProgressBar, labelChips, showAge, showDuration, stateMark, updateBadge, updateStateMark } from "./parts.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 /** @typedef {import("../lib/types.js").QueueLine} QueueLine */
@@ -35,7 +35,8 @@ export class JobRow {
     this.progress = new ProgressBar();
     this.curve = new Sparkline();
     this.note = h("span", { class: "note" });
-    this.outcome = h("td", { class: "outcome" }, h("div", { class: "line" }, this.progress.element, this.curve.element, this.note));
+    this.badge = h("span", { class: "badge", hidden: true });
+    this.outcome = h("td", { class: "outcome" }, h("div", { class: "line" }, this.badge, this.progress.element, this.curve.element, this.note));
     this.owner = h("a", {});
     this.project = h("a", { class: "muted" });
     this.priority = h("td", { class: "right muted priority" });
@@ -87,6 +88,7 @@ export class JobRow {
     if (!this.job) this.settle(job);
     this.job = job;
     updateStateMark(this.state, job.state);
+    updateBadge(this.badge, job);
     this.progress.update(job);
     if (isTerminal(job.state) || job.children) this.progress.element.hidden = true; // a sweep's counts stand in the note
     setAttribute(this.note, "data-tone", job.state === "failed" ? "bad" : job.state === "succeeded" ? "result" : null);

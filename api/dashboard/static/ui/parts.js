@@ -1,6 +1,7 @@
 /** Small pieces that several pages show: state marks, progress bars, labels, times that keep counting. */
 
 import { ago, dateTime, duration, percent } from "../lib/format.js";
+import { answer } from "../lib/headline.js";
 import { fraction, progressWords, ran, wholePercent } from "../lib/state.js";
 import { admitted } from "./api.js";
 import { h, setAttribute, setText } from "./dom.js";
@@ -28,6 +29,16 @@ export function downloadLink(attributes, path, words) {
   return link;
 }
 
+/**
+ * Gives each cell the heading of its column, which narrow screens show before it, where rows are cards.
+ * @param {HTMLTableElement} table
+ * @param {(heading: string) => string} [named]
+ */
+export function withHeadings(table, named = (heading) => heading) {
+  const names = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => (cell.querySelector(".unseen") ? "" : named(cell.textContent?.trim() ?? "")));
+  for (const { cells } of table.tBodies[0]?.rows ?? []) [...cells].forEach((cell, index) => setAttribute(cell, "data-label", names[index] || null));
+}
+
 /** The present, in Unix seconds. */
 export const now = () => Date.now() / 1000;
 
@@ -36,6 +47,18 @@ export function stateMark(state) {
   const mark = h("span", { class: "state" });
   updateStateMark(mark, state);
   return mark;
+}
+
+/**
+ * The badge of a job's answer, which stands beside its state.
+ * @param {HTMLElement} badge
+ * @param {Job} job
+ */
+export function updateBadge(badge, job) {
+  const told = answer(job);
+  badge.hidden = told === null;
+  setAttribute(badge, "data-tone", told?.tone);
+  setText(badge, told?.words ?? "");
 }
 
 /** @param {Element} mark @param {string} state */

@@ -26,11 +26,11 @@ elseif redis.call("EXISTS", KEY.placement_idle()) == 1 then
   return {}
 end
 
-local fleet, fleet_has_cuda, away = {}, false, { cuda = {}, cpu = {} }
+local fleet, fleet_has_cuda, away, slow = {}, false, { cuda = {}, cpu = {} }, { cuda = {}, cpu = {} }
 local names = redis.call("ZRANGE", KEY.hosts(), "(" .. whole(now), "+inf", "BYSCORE")
 table.sort(names)
 for _, name in ipairs(names) do
-  local known = redis.call("HMGET", KEY.host(name), "devices:cuda", "devices:cpu", "draining", "retry_at")
+  local known = redis.call("HMGET", KEY.host(name), "devices:cuda", "devices:cpu", "draining", "retry_at", "overcommitted")
   local host = { name = name, free = {}, total = { cuda = tonumber(known[1] or 0), cpu = tonumber(known[2] or 0) } }
   for _, pool in ipairs(POOLS) do
     host.free[pool] = host.total[pool] > 0 and redis.call("SCARD", KEY.host_free(name, pool)) or 0
@@ -43,13 +43,16 @@ for _, name in ipairs(names) do
   if host.on_trial and redis.call("HLEN", KEY.host_parts(name)) > 0 then
     host.free = { cuda = 0, cpu = 0 }
   end
-  if not is_drained and retry_at <= now then
+  local takes_work, what = not is_drained and retry_at <= now, nil
+  if takes_work then
     fleet[#fleet + 1] = host
+    what = (known[5] or "null") ~= "null" and " is overcommitted"
   else
-    for _, pool in ipairs(POOLS) do
-      if host.total[pool] > 0 then
-        table.insert(away[pool], "host " .. name .. (is_drained and " is draining" or " does not start jobs"))
-      end
+    what = is_drained and " is draining" or " does not start jobs"
+  end
+  for _, pool in ipairs(what and POOLS or {}) do
+    if host.total[pool] > 0 then
+      table.insert((takes_work and slow or away)[pool], "host " .. name .. what)
     end
   end
 end
@@ -310,7 +313,7 @@ local function place_in_pool(pool)
   end
 end
 
--- In words: hosts that are heard of and take no work.
+-- In words: hosts that are heard of and take no work, or work slowly.
 local function name_some(words)
   table.sort(words)
   local some = table.concat(words, ", ", 1, math.min(#words, MOST_NAMED))
@@ -338,6 +341,7 @@ for _, pool in ipairs(POOLS) do
   capacity[pool] = {
     together = cumulative_devices("total", pool),
     away = #away[pool] > 0 and name_some(away[pool]) or nil,
+    slow = #slow[pool] > 0 and name_some(slow[pool]) or nil,
     barrier = barrier and {
       id = barrier.id, score = barrier.score, yields_to = less_served(barrier), gets_room = barrier.gets_room,
     },

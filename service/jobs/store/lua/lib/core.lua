@@ -43,7 +43,10 @@ local function split_part(name)
   return id, tonumber(attempt), host
 end
 
--- Something changed that may let a pending job be placed.
+-- Something changed that may let a pending job be placed: one of the agents that wait for news looks at once.
 local function wake_placement()
   redis.call("DEL", KEY.placement_idle())
+  if redis.call("LLEN", KEY.placement_news()) == 0 then
+    redis.call("LPUSH", KEY.placement_news(), 1)
+  end
 end

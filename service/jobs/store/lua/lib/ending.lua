@@ -105,6 +105,7 @@ local function tell_dependents(cap, most)
     end
     most = most - #waiting - 1
   end
+  wake_placement()
 end
 
 -- Close a job and, in the same breath as far as there are not too many, what can only fail because of it.

@@ -98,7 +98,7 @@ local function waiting_reason(id, known)
   end
   local over_quota = quota_reason(id, known.project or "default", ranks, capacity)
   if over_quota then
-    return over_quota
+    return over_quota .. (seen.away and "; " .. seen.away or "")
   elseif seen.barrier and is_behind(id, seen.barrier) then
     local why = seen.barrier.gets_room and "which others make room for" or "which has waited too long to be overtaken"
     return "is held back by " .. name_for(id, seen.barrier.id) .. ", " .. why
@@ -108,7 +108,7 @@ local function waiting_reason(id, known)
   local together, away = seen.together, seen.away and " (" .. seen.away .. ")" or ""
   if ranks <= (together[math.min(hosts, #together)] or 0) then
     local elsewhere = known.avoid and ", other than host " .. known.avoid .. ", where it did not start" or ""
-    return "waits for " .. needs .. elsewhere .. away
+    return "waits for " .. needs .. elsewhere .. away .. (seen.slow and " (" .. seen.slow .. ")" or "")
   end
   local remedy = ""
   for wider, held in ipairs(together) do
