@@ -18,9 +18,9 @@ from training_runs import JOB, MLP, TRANSFORMER, Recording, train, upload
 from service.jobs.files import DataLayout
 from service.jobs.spec.data import DigitsData
 from service.models import build, load_into, registry
-from service.models.reference import trained
 from service.models.data import load
 from service.models.onnx_file import OnnxRefusedError
+from service.models.reference import trained
 
 ONNX: dict[str, Any] = {"steps": 2, "export": {"onnx": True}}
 OTHER = "job_" + "u" * 20
