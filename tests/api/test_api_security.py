@@ -24,6 +24,7 @@ OPEN = {
     "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/login", "/logout", "/static", "/static/swagger",
     "/login/oidc", "/login/oidc/callback", "/login/callback",
     "/", "/jobs/{job_id}", "/hosts", "/compare", "/submit", "/specs", "/keys", "/files",
+    "/alerts", "/audit", "/projects", "/queue",
 }  # fmt: skip
 """Routes without a key: health, the contract, signing in, and the dashboard's shells, which hold no data."""
 ADMIN_ONLY = [

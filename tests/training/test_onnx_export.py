@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -50,7 +51,8 @@ class Differences(nn.Module):
 
 def own(make: Callable[[], nn.Module], folder: Path, *, job_id: str = JOB, **changes: Any) -> Any:
     """Train a module of somebody's own."""
-    with patch.object(registry, "family_builder", lambda family: lambda config, axis: make()):
+    families = SimpleNamespace(function=lambda name: lambda config, axis: make())
+    with patch.object(registry, "FAMILIES", families):
         return train(folder, {**MLP, **ONNX, **changes}, job_id=job_id, test_samples=4)
 
 
