@@ -76,8 +76,9 @@ def _exported(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
         if node.op == "call_function" and any(
             isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (value, *lengths)
         ):
+            made = node.args[0] if node.target is operator.getitem else node
             raise ModuleRefused(
-                f"{type(module).__name__} cannot be exported{_of_node(node)}: {node.target} gives a number or a shape "
+                f"{type(module).__name__} cannot be exported{_of_node(made)}: {made.target} gives a number or a shape "
                 "that depends on the values of tensors"
             )
     return program

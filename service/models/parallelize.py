@@ -41,7 +41,7 @@ from service.models.compiled import CompileMode, apply_compile, compiles_blocks
 from service.models.registry import build
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
-from service.parallel.tensor.float8 import apply_float8
+from service.parallel.tensor.float8 import Float8Error, apply_float8
 from service.parallel.tensor.placement import state_buffers
 from service.torch_internals.table import internal, internal_of
 from service.torch_internals.types import SCHEMA, OpOverload
@@ -95,8 +95,8 @@ def parallelize(
     ``units`` are the modules that the forward calls as a whole, which FSDP gathers one by one; the blocks when absent.
     Without ``compile_mode`` nothing is compiled.
     """
-    if recipe.precision.float8:
-        apply_float8(model)
+    if recipe.precision.float8 and not apply_float8(model) and recipe.pipeline is None:
+        raise Float8Error("precision.float8: the blocks have no linear layer of Trivet's; expected false")
     if recipe.activation_checkpoint != "none":
         apply_activation_checkpoint(model, recipe.activation_checkpoint)
     if recipe.is_sharded:

@@ -71,6 +71,14 @@ class Step:
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     inputs: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for what, named in (("losses", self.losses), ("outputs", self.outputs)):
+            if not isinstance(named, Mapping):
+                raise TypeError(f"{what} is a {type(named).__name__}; expected tensors by name")
+            for name, value in named.items():
+                if not isinstance(value, Tensor):
+                    raise TypeError(f"{what}[{name!r}] is a {type(value).__name__}; expected a tensor")
+
 
 class Program(Protocol):
     """A program as a job runs it; a compile check builds it anew for every rung. Every rank of a mesh runs it.
@@ -116,6 +124,14 @@ class Site:
     layout: DataLayout
 
 
+def build_parts(program: Program, dtype: torch.dtype) -> Parts:
+    """Return new parts of a program. Raises ``TypeError`` if it builds anything else."""
+    parts: object = program.build(dtype)
+    if not isinstance(parts, Parts):
+        raise TypeError(f"build({dtype}) returns a {type(parts).__name__}; expected Parts")
+    return parts
+
+
 Maker = Callable[[Any, Site], Program]
 """Makes a program from its configuration; ``ProgramKind.function`` names one."""
 
@@ -136,6 +152,8 @@ class Steps(Iterator[Step]):
             except StopIteration:
                 raise ValueError(f"the program's {self._phase} steps ended; its iterator must never end") from None
             self._has_gradients = torch.is_grad_enabled()
+        if not isinstance(step, Step):
+            raise TypeError(f"the program's {self._phase} step yields a {type(step).__name__}; expected a Step")
         return step
 
 

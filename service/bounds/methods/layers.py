@@ -116,7 +116,7 @@ def bound_layers(
         depth if decides and is_free else {},
         trees_of(network) if is_free else {},
         leaps,
-        screens and options.intersect and network.is_alone,
+        screens and options.intersect,
     )
     by_rows = network.preactivations - exact
     LayerSweep(network, intervals, arithmetic, by_rows, intersect=options.intersect, progress=options.progress).run()
@@ -214,7 +214,9 @@ class PlainLayers(LayerArithmetic):
         if index.shape[1]:
             rows = one_pass(few, name, index, self.options)
             intersect = self.options.intersect
-            self.intervals[name] = with_rows(self.intervals[name], wanted, index, rows, intersect=intersect)
+            tightened = with_rows(self.intervals[name], wanted, index, rows, intersect=intersect)
+            # The choice of the rows that are left must not differ among the ranks by a last bit.
+            self.intervals[name] = self.network.agreed(name, tightened)
 
 
 def one_pass(backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:

@@ -19,7 +19,7 @@ from service.compilation.run.sampling import Key, copies_to_compare, local_part
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
 from service.models.compiled import apply_compile, compile_unit
-from service.models.program import Steps
+from service.models.program import Steps, build_parts
 from service.parallel.boundary import StepBoundary
 
 
@@ -83,7 +83,7 @@ class BuiltProgram:
 
 def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> BuiltProgram:
     """Return new parts, compiled for ``rung`` if given, before their first step."""
-    parts = program.build(dtype)
+    parts = build_parts(program, dtype)
     if rung is None:
         return _begin(program, phase, parts, {})
     units = parts.units()
@@ -94,7 +94,7 @@ def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch
 
 def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> BuiltProgram:
     """Return new parts with only ``unit`` compiled: a module's name in the program, and its path in that."""
-    parts = program.build(torch.float32)
+    parts = build_parts(program, torch.float32)
     name, _, path = unit.partition(".")
     module = parts.modules[name].get_submodule(path)
     compile_unit(module, rung.backend, rung.mode)

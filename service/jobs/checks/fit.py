@@ -182,9 +182,14 @@ def pool_of(spec: CommonSpec, context: CheckContext) -> Literal["cuda", "cpu"]:
     return context.auto_pool if spec.device == "auto" else spec.device
 
 
-def check_float8(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
-    """Yield why the fleet cannot compute in float8, if the job asks for that."""
-    if spec.precision.float8 and context.fleet_capacity is not None and pool_of(spec, context) == "cpu":
+def check_float8(spec: TrainSpec | CompileSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
+    """Yield why the model or the fleet cannot compute in float8, if the job asks for that."""
+    if not spec.precision.float8:
+        return
+    if config is not None and not config.takes_float8:
+        message = f"float8 is for linear layers of Trivet's, and this {config.family} has none in its blocks"
+        yield Problem("precision.float8", message, True, "false")
+    elif context.fleet_capacity is not None and pool_of(spec, context) == "cpu":
         message = "float8 layers need CUDA devices of sm_89 or later, and this job would run on cpu"
         yield Problem("precision.float8", message, True, "false")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_archive, check_exported, resolve
-from service.jobs.checks.fit import check_data, check_mesh, check_package, check_pipeline
+from service.jobs.checks.fit import check_data, check_float8, check_mesh, check_package, check_pipeline
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
 from service.jobs.spec.compile import CompileSpec
@@ -22,6 +22,7 @@ def check(spec: CompileSpec, context: CheckContext) -> Iterator[Problem]:
             yield from check_data(spec.data, "data", spec.model, config)
     if spec.model is not None:
         yield from check_pipeline(spec, spec.forwards)
+        yield from check_float8(spec, config, context)
     if not spec.objective.compiles:
         message = "it is computed without compilation"
         yield Problem("objective.name", message, spec.objective.name, "cross_entropy, or another one")

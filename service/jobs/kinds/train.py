@@ -48,7 +48,7 @@ def _check_model(
     yield from _check_evaluations(spec)
     yield from _check_batch(spec)
     yield from check_pipeline(spec, spec.micro_batches)
-    yield from check_float8(spec, context)
+    yield from check_float8(spec, config, context)
 
 
 TRAIN = JobKind(

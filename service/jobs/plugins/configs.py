@@ -99,6 +99,13 @@ class ModelConfig(Strict):
         """
         return True
 
+    @property
+    def takes_float8(self) -> bool:
+        """Whether its blocks have linear layers of Trivet's, which ``precision.float8`` is about; ranks look for them
+        if it is not overridden.
+        """
+        return True
+
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
         """Return the floating-point operations to train on one sample, forward and backward, without recomputation.
 

@@ -65,9 +65,11 @@ def explained(what: str, package: str) -> Iterator[None]:
     """Raise :class:`PackagedError` naming the field ``what`` for whatever the package raises about it."""
     try:
         yield
-    except (NotImplementedError, RuntimeError):
-        raise  # of a constructor that looks at values, which the meta device has not
+    except PackagedError:
+        raise
     except Exception as error:
+        if isinstance(error, RuntimeError) and torch.empty(0).is_meta:
+            raise  # of a constructor that may look at values, which the meta device has not
         raise PackagedError(f"{what}: {package} cannot build it: {type(error).__name__}: {error}") from error
 
 

@@ -68,8 +68,20 @@ def build(config: HuggingfaceConfig, axis: Axis) -> nn.Module:
         described = transformers.AutoConfig.for_model(config.model_type, **fields)
         if type(described) not in table:
             raise PackagedError(f"{config.model_type} has no model for task={config.task}")
+        _check_length(config, described)
         network = automatic.from_config(described, trust_remote_code=False)
     return _CausalLM(config, network, axis) if config.task == "causal-lm" else _ImageClassifier(config, network)
+
+
+def _check_length(config: HuggingfaceConfig, described: Any) -> None:
+    """Raise :class:`PackagedError` for samples that are longer than the type has positions."""
+    positions, known = "max_position_embeddings", described.attribute_map
+    most = getattr(described, positions, None)
+    if config.sequence and isinstance(most, int) and 0 < most < config.sequence:
+        field = known.get(positions, positions)
+        raise PackagedError(
+            f"model.sequence: {config.sequence} is more than model.config.{field}={most}; expected at most {most}"
+        )
 
 
 def _check_fields(given: dict[str, Any], kind: Any) -> None:

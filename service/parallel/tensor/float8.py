@@ -34,16 +34,18 @@ class Float8Error(RefusedError, ValueError):
     final = False
 
 
-def apply_float8(model: nn.Module) -> None:
-    """Switch the linear layers of ``model.blocks`` to float8, in place.
+def apply_float8(model: nn.Module) -> int:
+    """Switch the linear layers of ``model.blocks`` to float8, in place; return how many there are.
 
     Raises :class:`Float8Error` when a parameter is on a device that has no float8 products, or a layer's shape does
     not suit them.
     """
     internal("torch._scaled_mm")
-    for name, layer in _linear_layers(model):
+    layers = dict(_linear_layers(model))
+    for name, layer in layers.items():
         _check(name, local(layer.weight))
         layer.product = float8_linear
+    return len(layers)
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, ColumnParallelLinear | RowParallelLinear]]:

@@ -106,9 +106,9 @@ class ProgramLoop(BaseLoop):
         if not step.losses and self.context.rank == 0:
             raise blame.error(doing, "it yields no loss; expected Step(losses={name: a tensor of one number})")
         for name, value in step.losses.items():
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                raise blame.error(doing, f"its loss {name!r} is of {got}; expected a tensor of one number")
+            if value.numel() != 1:
+                got = tuple(value.shape)
+                raise blame.error(doing, f"its loss {name!r} is of shape {got}; expected a tensor of one number")
         return dict(step.losses)
 
 

@@ -18,7 +18,7 @@ from service.jobs.spec.run import RunSpec
 from service.jobs.spec.train import TrainSpec
 from service.models.compiled import COMPILE_MODES, apply_compile
 from service.models.parallelize import Fingerprint
-from service.models.program import Parts, Program, Site, make
+from service.models.program import Parts, Program, Site, build_parts, make
 from service.models.randomness import seed_all
 from service.parallel.boundary import StepBoundary
 from service.parallel.mesh import Mesh
@@ -101,7 +101,7 @@ def prepare_program(
     load_caches(spec.compile, modes, context)
     context.report.phase("preparing")
     with blame.of(f"build({torch.float32})"):
-        parts = program.build(torch.float32)
+        parts = build_parts(program, torch.float32)
     boundary = StepBoundary(parts.modules, kept=parts.kept)
     calls = CheckedCalls(boundary, patterns, _teller(spec, context))
     if modes:

@@ -100,6 +100,11 @@ class Nonzero(nn.Module):
         return x[x > 0]
 
 
+class Unique(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.unique(x)
+
+
 class Viewing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -124,6 +129,7 @@ class Ungraded(nn.Module):
             Nonzero(),
             r"Nonzero cannot be exported at test_exported_program\.py:\d+: aten\.\S+ gives a number or a shape",
         ),
+        (Unique(), r"Unique cannot be exported at test_exported_program\.py:\d+: aten\._unique2\.default gives a numb"),
         (Viewing(), r"part is a view of whole"),
         (Ungraded(), r"Ungraded at test_exported_program\.py:\d+ calls 'wrap_with_set_grad_enabled'"),
         (nn.Linear(4, 4).bfloat16(), r"weight is torch\.bfloat16; expected float32 in all of the module"),

@@ -310,6 +310,17 @@ def test_float8_needs_gpus() -> None:
     assert found(given_spec, fleet={"cpu": 8}) == [("precision.float8", True, "false")]
     assert found(given_spec, fleet={"cpu": 8, "cuda": 1}) == found(given_spec) == []
     assert found(given_spec, fleet={"cpu": 8}, drained={"cuda": 8}) == [("precision.float8", True, "false")]
+    assert found(spec("compile", precision={"float8": True}), fleet={"cpu": 8}) == [("precision.float8", True, "false")]
+
+
+TIMM = {"family": "timm", "name": "resnet10t", "channels": 1, "height": 8, "width": 8, "classes": 10}
+
+
+@pytest.mark.parametrize(("model", "refused"), [(CONVNET, False), ({**CONVNET, "hidden": []}, True), (TIMM, True)])
+@pytest.mark.parametrize("kind", ["train", "compile"])
+def test_float8_needs_linear_layers_of_ours(kind: str, model: dict[str, Any], refused: bool) -> None:
+    given_spec = spec(kind, model=model, precision={"float8": True})
+    assert found(given_spec) == [("precision.float8", True, "false")] * refused
 
 
 def test_a_job_fits_where_auto_stands_now_or_will_once_drained_hosts_are_resumed() -> None:

@@ -130,6 +130,8 @@ def test_a_language_model_is_built_of_a_configuration() -> None:
         ),
         (gpt2(n_embed=8), "model.config.n_embed: gpt2 has no such field; nearest are n_embd"),
         (gpt2(n_head=3), "model.config: transformers cannot build it: .*must be divisible by num_heads"),
+        (gpt2(n_embd=-4), "model.config: transformers cannot build it: RuntimeError: .*negative dimension -4"),
+        (gpt2(n_positions=7), "^model.sequence: 8 is more than model.config.n_positions=7; expected at most 7"),
         (
             {"family": "huggingface", "config": {"model_type": "vit", "vocab_size": 3}, "sequence": 8},
             "model.config.vocab_size: vit has no such field",

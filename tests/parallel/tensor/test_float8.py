@@ -17,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.common import ParallelSpec
-from service.jobs.spec.model import TransformerConfig
+from service.jobs.spec.model import ConvnetConfig, TransformerConfig
 from service.models import build
+from service.models.parallelize import ModelRecipe, parallelize
 from service.parallel import mesh
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear, float8, joint
 from service.parallel.tensor.float8 import GRADIENT, OPERAND, Float8Error, apply_float8, float8_linear, scaled
@@ -200,6 +202,13 @@ def test_the_linear_layers_of_blocks_are_switched_and_nothing_else() -> None:
     # The class is as it was: another model has ordinary products.
     assert converted(build(TRANSFORMER)) == set()
     assert float8_linear not in (ColumnParallelLinear.product, RowParallelLinear.product)
+
+
+def test_a_model_without_a_linear_layer_in_its_blocks_is_refused() -> None:
+    model = build(ConvnetConfig(height=8, width=8, channels=(4,), hidden=(), out_features=3))
+    recipe = ModelRecipe(precision=PrecisionSpec(float8=True))
+    with pytest.raises(Float8Error, match="the blocks have no linear layer"):
+        parallelize(model, recipe, mesh.plan(ParallelSpec(), 0))
 
 
 @needs_products

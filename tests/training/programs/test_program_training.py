@@ -211,6 +211,9 @@ def test_a_gate_of_another_configuration_or_without_calls_stays_closed(tmp_path:
         ("ends", "program 'walker', train step 3: ValueError: the program's train steps ended"),
         ("no boundary", "program 'walker', train step 3: it does not begin with boundary.step_boundary()"),
         ("no loss", "program 'walker', train step 3: it yields no loss"),
+        ("no step", "program 'walker', train step 3: TypeError: the program's train step yields a dict; expected a St"),
+        ("no tensor", "program 'walker', train step 3: TypeError: losses['loss'] is a float; expected a tensor"),
+        ("no parts", "program 'walker', build(torch.float32): TypeError: build(torch.float32) returns a dict; expect"),
         (
             "shape",
             "program 'walker', train step 3: its output 'found' has shape (2, 6), and had (5, 6) in the steps before",

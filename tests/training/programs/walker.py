@@ -67,6 +67,8 @@ class Program:
         torch.manual_seed(1)
         encoder, head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), Head()
         modules: dict[str, nn.Module] = {"encoder": encoder, "head": head}
+        if self.config.fault == "no parts":
+            return modules  # type: ignore[return-value]
         if self.config.fault == "stateless":
             modules = {"encoder": nn.ReLU()}
             return Parts(modules, ("encoder",), (), dtype)
@@ -121,6 +123,10 @@ class Program:
                 self.kept += [torch.zeros(3, 3) for _ in range(500)]
             if fault == "allocates":
                 raise torch.OutOfMemoryError("out of memory. Tried to allocate 2.00 GiB")
+            if fault == "no step":
+                yield {"loss": loss}  # type: ignore[misc]
+            if fault == "no tensor":
+                yield Step({"loss": loss.item()})  # type: ignore[dict-item]
             outputs = {} if fault == "other names" else {"found": found.detach()[: None if fault != "shape" else 2]}
             yield Step({} if fault == "no loss" else {"loss": loss.detach(), "twice": 2 * loss.detach()}, outputs)
 

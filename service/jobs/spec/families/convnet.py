@@ -62,6 +62,10 @@ class ConvnetConfig(ModelConfig):
         return {f"{field}.{index}": width for field, widths in named.items() for index, width in enumerate(widths)}
 
     @property
+    def takes_float8(self) -> bool:
+        return bool(self.hidden)
+
+    @property
     def parameter_names(self) -> tuple[str, ...]:
         kinds = (*("convolution" for _ in self.channels), *("linear" for _ in self.hidden))
         layers = (*(f"blocks.{index}.{kind}" for index, kind in enumerate(kinds)), "head")

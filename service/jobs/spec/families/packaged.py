@@ -63,6 +63,10 @@ class PackagedConfig(ModelConfig):
     def synchronises(self) -> bool:
         return self.batch_norm == "synchronised"
 
+    @property
+    def takes_float8(self) -> bool:
+        return False  # its layers are the package's, but for those that tensor-parallel ranks divide
+
 
 class PictureConfig(PackagedConfig):
     """Base of a classifier of pictures that a package has by name: ``(channels, height, width) → classes``."""
