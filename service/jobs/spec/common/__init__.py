@@ -18,6 +18,7 @@ from service.jobs.spec.common.base import (
 from service.jobs.spec.common.launcher_names import LAUNCHER_NAME, LOCAL, PendingLaunch, launchers, unknown_launcher
 from service.jobs.spec.common.notify import ExportTargets, NotifySpec, WebhookFormat, check_receiver, leads_to_a_server
 from service.jobs.spec.common.states import ACTIVE, MOVES, STATES, TERMINAL, JobState
+from service.jobs.spec.common.stopping import MOST_FOLLOWED, AnyRule, Reported, Standing, Stopped, StoppingRule, judge
 from service.jobs.spec.common.strict import DISAGREEMENT, Strict, disagreement
 from service.jobs.spec.common.sweep import RangeSpec, SweepSpec
 
@@ -29,11 +30,13 @@ __all__ = [
     "JOB_ID",
     "LAUNCHER_NAME",
     "LOCAL",
+    "MOST_FOLLOWED",
     "MOVES",
     "PARALLEL_DIMENSIONS",
     "STATES",
     "TERMINAL",
     "TOO_MANY_ERRORS",
+    "AnyRule",
     "CommonSpec",
     "Dependency",
     "ExportTargets",
@@ -46,11 +49,16 @@ __all__ = [
     "ParallelSpec",
     "PendingLaunch",
     "RangeSpec",
+    "Reported",
+    "Standing",
+    "Stopped",
+    "StoppingRule",
     "Strict",
     "SweepSpec",
     "WebhookFormat",
     "check_receiver",
     "disagreement",
+    "judge",
     "launchers",
     "leads_to_a_server",
     "unknown_launcher",
