@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from training_runs import Recording, train
 
 from service.jobs.records import AttemptRef, EndEarly, PartOutcome
+from service.jobs.spec.common import judge as judge_values
 from service.jobs.store import Store, sweeps
 
 HALVING = {"rule": "halving", "metric": "eval_loss", "mode": "min", "factor": 2, "first": 2}
@@ -107,7 +108,7 @@ def test_the_other_of_two_judges_at_once_changes_nothing(
         evaluate(worker, ref, s2=loss)
     found: list[Any] = []
     whole = store.sweeps.stop_early
-    plan = sweeps.judge
+    plan = judge_values
 
     def late(*arguments: Any) -> Any:
         monkeypatch.setattr(sweeps, "judge", plan)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trivet.cli.context import table
 
 if TYPE_CHECKING:
-    from service.jobs.records import Job
+    from service.jobs.records import Job, ListedJob
     from trivet.client import Client
     from trivet.terminal import Terminal
 
@@ -32,7 +32,7 @@ def show_jobs(service: Client, parent: Job, out: Terminal) -> None:
         out.print(f"best: {best.job}, {metric[0]} {_show_value(best.value)}")
 
 
-def _early_step(job: Job) -> str:
+def _early_step(job: ListedJob) -> str:
     """Return the step at which the sweep stopped a job, empty if it did not."""
     return f"step {_at(job.result, 'steps')}" if _at(job.result, "ended_early") else ""
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from service.jobs.records import Job, Rejected
 from service.jobs.records.store_limits import StoreLimits
-from service.jobs.spec.common import AnyRule, CommonSpec, Reported, Standing, Stopped, StoppingRule, judge
+from service.jobs.spec.common import AnyRule, CommonSpec, Reported, Standing, StoppedJob, StoppingRule, judge
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.jobs import Jobs, other_body
@@ -68,7 +68,7 @@ class Sweeps:
             raise Rejected([LATE_REFUSALS[outcome](parent.spec, parent.path, job_id, state)])
         return self.jobs.get(job_id), outcome == "created"
 
-    def stop_early(self) -> tuple[str, Sequence[Stopped]] | None:
+    def stop_early(self) -> tuple[str, Sequence[StoppedJob]] | None:
         """Judge new values of one sweep by its rule, and tell the jobs that stop; return the sweep and these, or
         ``None`` if there was nothing to judge. Any process may call this at any time.
         """

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from service.jobs.spec.common import Reported, Standing, StoppingRule, SweepSpec, judge
-from service.jobs.spec.common.stopping import Halving, MedianRule
+from service.jobs.spec.common import Halving, MedianRule, Reported, Standing, StoppingRule, SweepSpec, judge
 
 JOBS = [f"job_{number}" for number in range(6)]
 RULES: list[StoppingRule] = [

@@ -15,10 +15,14 @@ from service.jobs.spec.common.base import (
     ParallelSpec,
     with_few_errors,
 )
+from service.jobs.spec.common.halving import Halving
 from service.jobs.spec.common.launcher_names import LAUNCHER_NAME, LOCAL, PendingLaunch, launchers, unknown_launcher
+from service.jobs.spec.common.median_rule import MedianRule
 from service.jobs.spec.common.notify import ExportTargets, NotifySpec, WebhookFormat, check_receiver, leads_to_a_server
 from service.jobs.spec.common.states import ACTIVE, MOVES, STATES, TERMINAL, JobState
-from service.jobs.spec.common.stopping import MOST_FOLLOWED, AnyRule, Reported, Standing, Stopped, StoppingRule, judge
+from service.jobs.spec.common.stopping import AnyRule
+from service.jobs.spec.common.stopping_plan import Standing, StoppedJob, judge
+from service.jobs.spec.common.stopping_rule import MOST_FOLLOWED, Reported, StoppingRule
 from service.jobs.spec.common.strict import DISAGREEMENT, Strict, disagreement
 from service.jobs.spec.common.sweep import RangeSpec, SweepSpec
 
@@ -42,16 +46,18 @@ __all__ = [
     "ExportTargets",
     "FileId",
     "FileReference",
+    "Halving",
     "IdsByName",
     "JobId",
     "JobState",
+    "MedianRule",
     "NotifySpec",
     "ParallelSpec",
     "PendingLaunch",
     "RangeSpec",
     "Reported",
     "Standing",
-    "Stopped",
+    "StoppedJob",
     "StoppingRule",
     "Strict",
     "SweepSpec",

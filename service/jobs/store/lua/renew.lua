@@ -13,7 +13,5 @@ if field(job_id, "state") == "cancelling" then
   return "stop"
 end
 local early = field(job_id, "ends_early")
-if field(job_id, "fault") then
-  return "stop"
-end
-return early and "end " .. cjson.decode(early).reason or "run"
+local goes_on = early and "end " .. cjson.decode(early).reason or "run"
+return field(job_id, "fault") and "stop" or goes_on

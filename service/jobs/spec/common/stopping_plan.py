@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from service.jobs.spec.common.states import JobState
-from service.jobs.spec.common.stopping.rule import Reported, StoppingRule
+from service.jobs.spec.common.stopping_rule import Reported, StoppingRule
 
 _NO_COMPETITORS = ("failed", "cancelling", "cancelled")
 
@@ -25,7 +25,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StoppedJob:
     """A job that stops early, the step whose value was judged, and why."""
 
     job: str
@@ -38,7 +38,7 @@ class Judgement:
     """The number of values that are judged now, and the jobs that stop by them."""
 
     judged: int
-    stopped: tuple[Stopped, ...]
+    stopped: tuple[StoppedJob, ...]
 
 
 def judge(rule: StoppingRule, standing: Standing, most: int) -> Judgement:
@@ -46,7 +46,7 @@ def judge(rule: StoppingRule, standing: Standing, most: int) -> Judgement:
     it is asked for. Jobs that failed or were cancelled do not compete, nor does what a job reported after the value by
     which it was stopped.
     """
-    told, stopped = dict(standing.told), list[Stopped]()
+    told, stopped = dict(standing.told), list[StoppedJob]()
     upto = min(standing.judged + most, len(standing.reported))
     for at in range(standing.judged, upto):
         new = standing.reported[at]
@@ -55,7 +55,7 @@ def judge(rule: StoppingRule, standing: Standing, most: int) -> Judgement:
         before = [each for each in standing.reported[:at] if _competes(each, standing.states, told)]
         if (why := rule.reason(new, before)) is not None:
             told[new.job] = new.step
-            stopped.append(Stopped(new.job, new.step, f"stopped early by the sweep at step {new.step}: {why}"))
+            stopped.append(StoppedJob(new.job, new.step, f"stopped early by the sweep at step {new.step}: {why}"))
     return Judgement(upto, tuple(stopped))
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from service.jobs.spec.common.stopping.rule import Reported, StoppingRule
+from service.jobs.spec.common.stopping_rule import Reported, StoppingRule
 
 
 class Halving(StoppingRule):
