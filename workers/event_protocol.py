@@ -103,6 +103,11 @@ def log_event(
     return LogEvent(type="log", time=time.time(), rank=rank, stream=stream, line=line)
 
 
+def end_early(reason: str) -> bytes:
+    """Return the line with which a supervisor asks a rank to end the job as a success, without the rest of its work."""
+    return orjson.dumps({"type": "end", "reason": reason}) + b"\n"
+
+
 def lease_until(deadline: float) -> bytes:
     """Return the line by which a supervisor lets a rank live until ``deadline`` (:func:`workers.linux.uptime`)."""
     return orjson.dumps({"type": "lease", "until": deadline}) + b"\n"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from pydantic import ValidationError
 
 from api.requests.error_paths import Locator
 from api.requests.problems import FieldError, echo, from_refusals, from_validation, invalid
-from service.jobs.kinds.registry import spec_adapter
+from service.jobs.kinds.registry import KINDS, spec_adapter
 from service.jobs.plugins import CommonSpec
 from service.jobs.records import Problem
 from service.jobs.submission.sweeps import NoPlace, Parameters, SweptSpec, expand
@@ -31,7 +32,28 @@ def children_of(spec: CommonSpec) -> list[Child]:
                 errors.setdefault((blamed.path, str(blamed.got)), blamed)
     if errors:
         raise invalid(list(errors.values()))
+    _check_stop(spec, children)
     return children
+
+
+def _check_stop(spec: CommonSpec, children: list[Child]) -> None:
+    """Raise a 422 that names why the sweep's rule could not follow its jobs."""
+    assert spec.sweep is not None
+    if (rule := spec.sweep.stop) is None:
+        return
+    check = KINDS.declaration(spec.kind).check_stop
+    if check is None:
+        able = [name for name in KINDS.provided if KINDS.declaration(name).check_stop is not None]
+        message = f"a job of kind {spec.kind} reports no metrics by steps, which a rule could follow"
+        expected = f"null, or a job of kind {' or '.join(able)}"
+        raise invalid([FieldError(path="sweep.stop", message=message, got=rule.rule, expected=expected)])
+    problems = [
+        replace(problem, path=f"{index}.{problem.path}")
+        for index, (_, child) in enumerate(children)
+        for problem in check(child, rule, len(children))
+    ]
+    if problems:
+        raise invalid(refusals(spec, children, problems))
 
 
 def _expand_sweep(spec: CommonSpec) -> Iterator[SweptSpec]:

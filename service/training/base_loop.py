@@ -46,6 +46,7 @@ class BaseLoop(ABC):
         self.loss = float("nan")
         self.evaluations: list[Evaluation] = []
         self.evaluated: Evaluation | None = None
+        self.told_to_end: str | None = None
         self.watch = Stopwatch()
         self.history = History(context.paths.artifacts / "metrics.parquet", 0)
 
@@ -104,8 +105,11 @@ class BaseLoop(ABC):
         """
         self._make_up_evaluation()
         while self.step < self.spec.steps and self.early_end() is None:
-            if self.advance().stop and self.step < self.spec.steps:
+            totals = self.advance()
+            if totals.stop and self.step < self.spec.steps:
                 return False
+            if totals.end:
+                self.told_to_end = self.context.ends_early() or "stopped early by the sweep"
             if _due(self.step, self.spec.checkpoint.every):
                 self.save()
             if self._evaluation_due():
@@ -115,8 +119,15 @@ class BaseLoop(ABC):
 
     def early_end(self) -> str | None:
         """Return why the training ends before its last step; ``None`` if it goes on."""
-        stop = self.spec.stop
-        return None if stop is None or self.step == self.spec.steps else stop.reason(self.evaluations)
+        if self.step == self.spec.steps:
+            return None
+        if self.told_to_end is not None:
+            return self.told_to_end
+        return None if self.spec.stop is None else self.spec.stop.reason(self.evaluations)
+
+    def is_told_to_end(self) -> bool:
+        """Return whether this rank says that the training ends: the first one does, which reports why."""
+        return self.context.rank == 0 and self.context.ends_early() is not None
 
     def save(self) -> None:
         """Take a checkpoint of this step, unless there is one; the metrics so far go with it.
@@ -190,6 +201,7 @@ class BaseLoop(ABC):
             loss=loss,
             squared_norm=squared_norm,
             stop=self.context.should_stop(),
+            end=self.is_told_to_end(),
             unsaved=self.checkpoints.saver.has_failed,
             busy=load.busy,
             window=load.window,

@@ -98,8 +98,9 @@ BAD_GRADIENT, BAD_LOSS = 1.0, 2.0
 class RankShare:
     """One rank's share of a step's totals. Tensors are scalars on the rank's device; all else is known to its host.
 
-    ``stop``: the rank was asked to stop. ``unsaved``: it could not write a checkpoint. ``busy`` and ``window`` are the
-    seconds in which its device computed in the newest pipeline run that it finished, and those of the whole run.
+    ``stop``: the rank was asked to stop; ``end``: the first one, to end as a success. ``unsaved``: it could not write a
+    checkpoint. ``busy`` and ``window`` are the seconds in which its device computed in the newest pipeline run that it
+    finished, and those of the whole run.
     ``memory_gib`` is its peak memory; ``device_busy``, ``held_gib`` and ``power_w`` are as :class:`DeviceUse` has them.
     ``non_finite`` marks a rank whose own loss or gradient is not finite.
     """
@@ -107,6 +108,7 @@ class RankShare:
     loss: Tensor = field(metadata=_SUMMED)
     squared_norm: Tensor = field(metadata=_SUMMED)
     stop: bool = field(metadata=_SUMMED)
+    end: bool = field(default=False, metadata=_SUMMED)
     unsaved: bool = field(default=False, metadata=_SUMMED)
     busy: float = field(default=0.0, metadata=_SUMMED)
     window: float = field(default=0.0, metadata=_PER_RANK)
@@ -137,6 +139,7 @@ class StepTotals:
     bubble_fraction: float | None
     devices: tuple[DeviceUse, ...]
     """Each device's use at its last measurement."""
+    end: bool = False
 
 
 class StepReduction:
@@ -182,6 +185,7 @@ class StepReduction:
             loss=sums["loss"],
             grad_norm=math.sqrt(sums["squared_norm"]),
             stop=sums["stop"] > 0,
+            end=sums["end"] > 0,
             unsaved=sums["unsaved"] > 0,
             memory_gib=max(ranks["memory_gib"]),
             bubble_fraction=bubble_fraction(sums["busy"], world, max(ranks["window"])) if measured else None,

@@ -86,16 +86,17 @@ def test_a_batch_is_a_file_with_a_list_of_specs(trivet: Cli, store: Store, worke
 
 @pytest.mark.slow
 def test_watching_a_sweep_ends_with_a_table_of_its_jobs(trivet: Cli, store: Store, worker: Worker) -> None:
-    sweep = {"grid": {"optimizer.lr": [0.1, 0.2]}, "best": {"metric": "loss", "mode": "min"}}
-    process = trivet.start("submit", trivet.spec(sweep=sweep), "--watch")
+    sweep: dict[str, Any] = {"grid": {"optimizer.lr": [0.1, 0.2]}, "best": {"metric": "loss", "mode": "min"}}
+    sweep["stop"] = {"rule": "halving", "metric": "eval_loss", "mode": "min", "factor": 2, "first": 1}
+    process = trivet.start("submit", trivet.spec(sweep=sweep, steps=2, evaluate={"every": 1}), "--watch")
     eventually(lambda: len(store.jobs.list().items) == 3)
     second, first, parent = (job.id for job in store.jobs.list().items)
     worker.end(worker.start(first), loss=0.5)
-    worker.end(worker.start(second), loss=0.25)
+    worker.end(worker.start(second), loss=0.25, steps=1, ended_early="stopped early by the sweep")
     out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, f"submitted {parent}\n")
     rows = [line.split() for line in out.splitlines() if line.startswith("job_")]
-    assert rows == [[first, "0.1", "succeeded", "0.5"], [second, "0.2", "succeeded", "0.25"]]
+    assert rows == [[first, "0.1", "succeeded", "0.5"], [second, "0.2", "succeeded", "0.25", "step", "1"]]
     assert f"best: {second}, loss 0.25" in out
     assert first in trivet.ok("show", parent).out
     assert trivet.ok("jobs", "--sweep", parent, "--json").json["items"][0]["parameters"] == {"optimizer.lr": 0.2}

@@ -65,6 +65,7 @@ def train(
     spec: Mapping[str, Any],
     *,
     stop_after: int | None = None,
+    ends_early: Callable[[], str | None] = lambda: None,
     job_id: str = JOB,
     report: Recording | None = None,
     test_samples: int | None = None,
@@ -74,7 +75,8 @@ def train(
 ) -> dict[str, Any]:
     """Run the job on this rank; losses and norms are rank 0's.
 
-    ``stop_after`` asks it to end during that step; ``test_samples`` cuts the test split, which is what takes time.
+    ``stop_after`` asks it to end during that step; ``ends_early`` says why it is to end as a success, once it is;
+    ``test_samples`` cuts the test split, which is what takes time.
     ``state`` is the type of parameters and numbers in samples; ``compile_modes`` are used as a gate would allow them.
     """
     torch.set_num_threads(1)
@@ -91,6 +93,7 @@ def train(
         data=DataLayout(Path(folder)),
         report=report,
         should_stop=_stopper(stop_after),
+        ends_early=ends_early,
         gate_artifacts=gate_artifacts or {},
     )
     with _data(test_samples, state), _inputs(state, compile_modes or {}):

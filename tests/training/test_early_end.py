@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,34 @@ def test_another_job_counts_on_from_the_evaluations_of_the_checkpoint(tmp_path: 
     assert rates[0] == 0.01 * 0.5 * 0.5  # the evaluation of step 8 was no better, too
     again, _ = run(tmp_path, job_id="job_" + "v" * 20, changes={"resume": {"job": JOB}})
     assert (again["steps"], again["result"]["steps"]) == ([], 8)
+
+
+NO_RULES: dict[str, Any] = {"stop": None, "schedule": {"decay": "constant"}, "evaluate": {"every": 4}}
+
+
+def told_in(step: int) -> Callable[[], str | None]:
+    """The first rank asks in each step, and again for the reason."""
+    asked = iter([None] * (step - 1))
+    return lambda: next(asked, "told by the sweep")
+
+
+def test_one_that_its_sweep_stops_is_complete_with_what_it_has(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, changes=NO_RULES, ends_early=told_in(6))
+    result = found["result"]
+    assert (result["steps"], result["stopped"], result["eval_loss"]) == (6, False, 0.95)
+    assert result["completed"] == {"done": 6, "total": 6, "unit": "steps"}
+    assert result["ended_early"] == "told by the sweep"
+    assert (tmp_path / "jobs" / JOB / "artifacts" / "model.safetensors").is_file()
+
+
+def test_one_that_is_told_in_its_last_step_has_ended_by_itself(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, changes=NO_RULES, ends_early=told_in(14))
+    assert found["result"]["steps"] == 14
+    assert "ended_early" not in found["result"]
+
+
+def test_a_request_to_stop_comes_first(tmp_path: Path) -> None:
+    """The job is to go on elsewhere, and is told again there."""
+    found, _ = run(tmp_path, changes=NO_RULES, stop_after=5, ends_early=told_in(5))
+    assert found["result"]["stopped"]
+    assert found["result"]["completed"] == {"done": 5, "total": 14, "unit": "steps"}

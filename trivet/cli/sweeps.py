@@ -1,4 +1,6 @@
-"""Shows the jobs of a sweep as a table: their values, states and, if the sweep asks for one, the metric."""
+"""Shows the jobs of a sweep as a table: their values, states and, if the sweep asks for one, the metric,
+and where it stopped jobs early.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trivet.cli.context import table
 
 if TYPE_CHECKING:
-    from service.jobs.records import Job
+    from service.jobs.records import Job, ListedJob
     from trivet.client import Client
     from trivet.terminal import Terminal
 
@@ -18,14 +20,21 @@ def show_jobs(service: Client, parent: Job, out: Terminal) -> None:
     paths = list(dict.fromkeys(path for job in jobs for path in job.parameters or {}))
     asked = (parent.spec.get("sweep") or {}).get("best")
     metric = [asked["metric"]] if asked else []
-    rows = table("id", *paths, "state", *metric)
+    stops = ["stopped at"] if (parent.spec.get("sweep") or {}).get("stop") else []
+    rows = table("id", *paths, "state", *metric, *stops)
     for job in jobs:
         values = [_show_value((job.parameters or {}).get(path, "")) for path in paths]
-        rows.add_row(job.id, *values, job.state, *(_show_value(_at(job.result, name)) for name in metric))
+        found = [_show_value(_at(job.result, name)) for name in metric]
+        rows.add_row(job.id, *values, job.state, *found, *(_early_step(job) for _ in stops))
     out.print(rows)
     if parent.children is not None and parent.children.best is not None:
         best = parent.children.best
         out.print(f"best: {best.job}, {metric[0]} {_show_value(best.value)}")
+
+
+def _early_step(job: ListedJob) -> str:
+    """Return the step at which the sweep stopped a job, empty if it did not."""
+    return f"step {_at(job.result, 'steps')}" if _at(job.result, "ended_early") else ""
 
 
 def _at(result: dict[str, Any] | None, path: str) -> Any:

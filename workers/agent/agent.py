@@ -206,6 +206,7 @@ class Agent:
                 ("heartbeat", self._beat, lambda: beat_s),
                 ("dispatch", self._dispatch, lambda: every.dispatch_s * self._fleet),
                 ("preemption", self._make_room, lambda: every.reap_s * self._fleet),
+                ("sweeps", self._stop_early, lambda: every.reap_s * self._fleet),
                 ("reaper", self._reap, lambda: every.reap_s * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
                 ("expiry", self._expire, lambda: every.expire_s * self._fleet),
                 *((desk.name, desk.tend, lambda: every.launch_s) for desk in self._desks),
@@ -301,6 +302,12 @@ class Agent:
     def _make_room(self) -> None:
         if (made := self._store.preemptions.make_room()) is not None:
             logger.info("%s make room for %s", [victim.id for victim in made.victims], made.beneficiary.id)
+
+    def _stop_early(self) -> None:
+        while (judged := self._store.sweeps.stop_early()) is not None:
+            for job_id, reason in ((each.job, each.reason) for each in judged[1]):
+                with log_fields(job=job_id):
+                    logger.info("%s: %s", job_id, reason)
 
     def _expire(self) -> None:
         for folder in remove_leftovers():

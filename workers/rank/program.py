@@ -67,7 +67,7 @@ def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
     write_on_request(paths.attempt(attempt), rank)
     control = Control(connection, lambda: _be_terminated(report))
     try:
-        _run(_context(layout, report, control.stop.is_set), find_runner, watch)
+        _run(_context(layout, report, control), find_runner, watch)
         report.done()
     except BaseException as error:  # the user wants to know the cause, whatever it is
         _give_up(report, error, paths.root)
@@ -94,7 +94,7 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], watch: Stopw
         atomic_write(context.paths.work(context.attempt) / RESULT, left)
 
 
-def _context(layout: DataLayout, report: RankReporter, should_stop: Callable[[], bool]) -> RunContext:
+def _context(layout: DataLayout, report: RankReporter, control: Control) -> RunContext:
     return RunContext(
         job_id=os.environ["TRIVET_JOB"],
         attempt=int(os.environ["TRIVET_ATTEMPT"]),
@@ -104,7 +104,8 @@ def _context(layout: DataLayout, report: RankReporter, should_stop: Callable[[],
         device_type=cast(Literal["cuda", "cpu"], os.environ["TRIVET_DEVICE"]),
         data=layout,
         report=report,
-        should_stop=should_stop,
+        should_stop=control.stop.is_set,
+        ends_early=lambda: control.ends_early,
         gate_artifacts=_gate_artifacts(layout),
         host_cache=Path(kept) if (kept := os.environ.get(HOST_CACHE)) else None,
     )
@@ -146,7 +147,7 @@ _LONGEST = 4096
 
 class Control:
     """Listens in its own thread to the supervisor, on the rank's control connection, and to SIGTERM. ``stop`` is set
-    when the supervisor asks for it.
+    when the supervisor asks for it, and ``ends_early`` says why it asks to end the job as a success.
 
     When the last announced lease ends, the thread kills the rank: by then another attempt may write to the job's
     folder. ``terminated`` is called, in that thread, when SIGTERM arrives: a supervisor never sends it, so the rank
@@ -156,6 +157,7 @@ class Control:
     def __init__(self, connection: socket.socket, terminated: Callable[[], None]) -> None:
         """Begin to listen. Only the main thread may call this, since only it may set signal handlers."""
         self.stop = threading.Event()
+        self.ends_early: str | None = None
         self._connection = connection.dup()
         self._lines = LineSplitter(_LONGEST)
         self._until = math.inf
@@ -196,6 +198,8 @@ class Control:
         match orjson.loads(line):
             case {"type": "stop"}:
                 self.stop.set()
+            case {"type": "end", "reason": str(reason)}:
+                self.ends_early = reason
             case {"type": "lease", "until": float(until)}:
                 self._until = until
 

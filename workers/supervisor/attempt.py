@@ -17,7 +17,7 @@ import orjson
 
 from service.jobs.events import RECORDED_ONLY, ArtifactEvent, Event, host_file
 from service.jobs.files import DataLayout, Folder
-from service.jobs.records import Artifact, Claim, Superseded
+from service.jobs.records import Artifact, Claim, EndEarly, Superseded
 from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.tracing import tracing_for
@@ -160,7 +160,10 @@ class _PartRun:
 
     def _tell_of_lease(self, news: News) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the part with it
-            self._loop.call_soon_threadsafe(self._cause.on_news, news)
+            if isinstance(news, EndEarly):
+                self._loop.call_soon_threadsafe(self._socket.end_early, news.reason)
+            else:
+                self._loop.call_soon_threadsafe(self._cause.on_news, news)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task beside the others; an unexpected exception ends the part."""

@@ -170,7 +170,7 @@ async def let_others_speak_first(
     until = uptime() + within_s
     while uptime() < min(until, gives_up_at) and not ending.is_lost:
         try:
-            if await asyncio.to_thread(attempts.renew, claim.ref) != "run":
+            if await asyncio.to_thread(attempts.renew, claim.ref) in ("stop", "lost"):
                 return
         except StoreUnavailable:
             until = uptime() + within_s

@@ -19,7 +19,7 @@ from typing import Literal, cast
 from service.jobs.events import ErrorEvent, Event, MalformedEvent
 from service.jobs.settings import MAX_LOG_BYTES
 from workers import event_protocol
-from workers.event_protocol import STOP, Greeting, LineSplitter, TextLine, lease_until
+from workers.event_protocol import STOP, Greeting, LineSplitter, TextLine, end_early, lease_until
 from workers.linux import weigh_session
 from workers.rank.stacks import REQUEST, answers
 from workers.supervisor.keeper import descendants
@@ -126,6 +126,7 @@ class RankSocket:
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
     _server: asyncio.Server | None = None
     _stopping: bool = False
+    _ends_early: str | None = None
     _killed: bool = False
     _until: float | None = None
     heard_at: float = field(default_factory=time.monotonic)
@@ -169,6 +170,13 @@ class RankSocket:
         for rank in running:
             rank.ask(STOP)
         return bool(running)
+
+    def end_early(self, reason: str) -> None:
+        """Ask the ranks to end the job as a success now, including those that have yet to greet. May be repeated."""
+        if self._ends_early is None:
+            self._ends_early = reason
+            for rank in self.ranks.values():
+                rank.ask(end_early(reason))
 
     @property
     def running(self) -> list[int]:
@@ -267,6 +275,8 @@ class RankSocket:
         asyncio.get_running_loop().add_reader(rank.process, self._note_end, rank)
         if self._until is not None:
             rank.ask(lease_until(self._until))
+        if self._ends_early is not None:
+            rank.ask(end_early(self._ends_early))
         if self._stopping:
             rank.ask(STOP)
         self._weigh(rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from pydantic import ValidationError
@@ -11,7 +12,7 @@ from service.jobs.checks.fit import check_data, check_export, check_float8, chec
 from service.jobs.checks.gate import check_gate
 from service.jobs.plugins import Better, CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Job, Problem
-from service.jobs.spec.common import TERMINAL
+from service.jobs.spec.common import MOST_FOLLOWED, TERMINAL, StoppingRule
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.families import TransformerConfig
 from service.jobs.spec.model import FromJob
@@ -51,12 +52,36 @@ def _check_model(
     yield from check_float8(spec, config, context)
 
 
+def check_stop(spec: TrainSpec, rule: StoppingRule, jobs: int) -> Iterator[Problem]:
+    """Yield why the rule of a sweep of so many jobs could not follow the evaluations of this one."""
+    if spec.program is not None or spec.data is None:
+        yield Problem("sweep.stop", "only ranks know what a program evaluates", rule.rule, "null, or jobs with a model")
+        return
+    known = spec.objective.better(spec.data.gives)
+    if known and rule.metric not in known:
+        message, expected = "the objective evaluates no such metric", f"one of {', '.join(known)}"
+        yield Problem("sweep.stop.metric", message, rule.metric, expected)
+    elif known and rule.mode != known[rule.metric]:
+        yield Problem("sweep.stop.mode", f"the better {rule.metric} is the other one", rule.mode, known[rule.metric])
+    if rule.first >= spec.steps:
+        message = f"the jobs end at step {spec.steps}"
+        yield Problem("sweep.stop.first", message, rule.first, f"a step below {spec.steps}")
+    every = spec.evaluate.every
+    if every is None or every > rule.first:
+        message = "the sweep's rule follows evaluations, and there is none by the first step at which it may stop a job"
+        yield Problem("evaluate.every", message, every, f"a number of steps up to {rule.first}")
+    elif (count := spec.steps // every * jobs) > MOST_FOLLOWED:
+        message = f"the sweep's rule would follow {count} evaluations of {jobs} jobs, and it follows {MOST_FOLLOWED}"
+        yield Problem("evaluate.every", message, every, f"at least {math.ceil(spec.steps * jobs / MOST_FOLLOWED)}")
+
+
 TRAIN = JobKind(
     TrainSpec,
     "service.training.job:run",
     check,
     page="api.dashboard:static/kinds/train.js",
     preloads=("service.training.job", "torch._dynamo"),
+    check_stop=check_stop,
 )
 
 

@@ -26,7 +26,7 @@ from service.jobs.plugins.configs import (
     ScheduleConfig,
 )
 from service.jobs.records import Job, Problem
-from service.jobs.spec.common import CommonSpec
+from service.jobs.spec.common import CommonSpec, StoppingRule
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -160,6 +160,8 @@ class JobKind(Declaration[CommonSpec]):
     ``/v1/jobs/{id}/report`` answers with; the result where there is none. ``preloads`` names modules that ranks import
     anyway, the function's own first: hosts import them before there is a job, and fork its ranks. Their import must
     change nothing else: start no thread, initialise no device, open no file, set no variable.
+    ``check_stop(spec, rule, jobs)`` yields why the rule of a sweep of so many jobs could not follow this one, which
+    reports metrics by steps and ends when ``RunContext.ends_early`` says so; ``None`` for a kind whose jobs do neither.
     """
 
     group, tag, base = "trivet.kinds", "kind", CommonSpec
@@ -167,6 +169,7 @@ class JobKind(Declaration[CommonSpec]):
     page: str | None = None
     report: str | None = None
     preloads: tuple[str, ...] = ()
+    check_stop: Callable[[Any, StoppingRule, int], Iterable[Problem]] | None = None
 
     @property
     def page_file(self) -> Path | None:

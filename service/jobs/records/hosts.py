@@ -189,7 +189,14 @@ class Claim:
         return range(first, first + len(self.share.devices))
 
 
-Directive = Literal["run", "stop", "lost"]
+@dataclass(frozen=True)
+class EndEarly:
+    """Answer to a renewal: let the ranks end the job early, as a success; its sweep stops it for this reason."""
+
+    reason: str
+
+
+Directive = Literal["run", "stop", "lost"] | EndEarly
 """Answer to a renewal: go on; end the group and report (cancelled, or a peer failed); the attempt is not yours."""
 
 

@@ -107,6 +107,7 @@ class RunContext:
     """One rank of one attempt.
 
     ``should_stop`` turns true when the supervisor asks the attempt to end (checkpoint, then return); nothing else does.
+    ``ends_early`` says why the job is to end as a success with what it has, once its sweep asks for that.
     """
 
     job_id: str
@@ -122,6 +123,7 @@ class RunContext:
     """The artifacts of the gate's job, as SHA-256 by name, from its manifest. Ranks must not trust a file that
     is absent here: it may belong to another job or another owner.
     """
+    ends_early: Callable[[], str | None] = lambda: None
     host_cache: Path | None = None
     """A folder of this host where an owner's jobs keep data for later jobs of the same owner."""
 

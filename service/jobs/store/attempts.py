@@ -26,6 +26,7 @@ from service.jobs.records import (
     AttemptRef,
     Claim,
     Directive,
+    EndEarly,
     Job,
     JobError,
     PartOutcome,
@@ -124,7 +125,8 @@ class Attempts:
     def renew(self, ref: AttemptRef) -> Directive:
         """Extend the lease. ``stop``: end the group and finish as ``stopped``; ``lost``: the part is not yours."""
         answer = stubs.renew(self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host)
-        return cast(Directive, answer)
+        word, _, reason = answer.partition(" ")
+        return EndEarly(reason) if word == "end" else cast(Directive, answer)
 
     def emit(
         self,

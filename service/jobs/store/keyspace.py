@@ -62,6 +62,12 @@ ARTIFACT_BYTES = Key("artifact_bytes", "artifact_bytes", "HASH: project → byte
 EVENT_BYTES = Key("event_bytes", "event_bytes", "HASH: project → bytes of the events in the streams of its jobs")
 PROJECT_ARTIFACTS = Key("project_artifacts", "project:{}:artifacts", "ZSET: job → bytes of its artifacts")
 SWEEP = Key("sweep", "sweep:{}", "HASH: how many jobs of a sweep there are in all and in each state, and the best one")
+SWEEP_VALUES = Key(
+    "sweep_values",
+    "sweep:{}:values",
+    "HASH: job:step → number in the order of arrival, and the value, for a sweep's rule",
+)
+SWEEPS_TO_JUDGE = Key("sweeps_to_judge", "sweeps:to_judge", "SET: sweeps with values that their rule has not judged")
 ENDED = Key("ended", "ended", "LIST: job:state of ended jobs some of whose dependents were not told yet")
 CLOCK = Key("clock", "clock", "HASH: the store's own time and the time of day, in ms, when it was last noted")
 SEQUENCE = Key("sequence", "sequence", "STRING: time part of the newest job id")

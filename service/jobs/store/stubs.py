@@ -7,6 +7,7 @@ file's header, which also states the script's work and cost.
 
 from __future__ import annotations
 
+from service.jobs.spec.common import JobState
 from service.jobs.store.scripts import script
 
 Flat = list[str]
@@ -23,7 +24,7 @@ def submit(*, limits: str, entries: str) -> list[Outcome]:
 
 
 @script("submit_sweep", "api")
-def submit_sweep(*, limits: str, parent: str, children: str, metric: str, mode: str) -> tuple[str, str, str]:
+def submit_sweep(*, limits: str, parent: str, children: str, asked: str) -> tuple[str, str, str]:
     """Accept a sweep with its jobs, or nothing; return the outcome of its parent."""
 
 
@@ -146,6 +147,16 @@ def preempt(limits: str, job_id: str, pool: str, victims: str) -> int:
     """Ask running jobs to make room for a pending one; return 1 if they were asked."""
 
 
+@script("read_unjudged", "host")
+def read_unjudged() -> tuple[()] | tuple[str, str, str, Flat, list[tuple[str, JobState, str]]]:
+    """Return a sweep whose rule has values to judge."""
+
+
+@script("end_early", "host")
+def end_early(sweep: str, before: int, judged: int, stopped: str) -> int:
+    """Keep a judgement, and tell the jobs that stop by it; return 1 unless there was another one meanwhile."""
+
+
 @script("recent_durations", "api")
 def recent_durations(most: int) -> Flat:
     """Return kind and ms of the newest jobs that succeeded."""
@@ -187,7 +198,7 @@ def claim(
 
 @script("renew", "host")
 def renew(limits: str, job_id: str, attempt: int, host: str) -> str:
-    """Extend the lease of a claimed part; return ``run``, ``stop`` or ``lost``."""
+    """Extend the lease of a claimed part; return ``run``, ``stop``, ``lost``, or ``end`` and why."""
 
 
 @script("emit", "host")

@@ -1,20 +1,27 @@
-"""Accepts sweeps and chains: a parent and its jobs, all by one script."""
+"""Accepts sweeps and chains, a parent and its jobs by one script, and stops jobs early by their sweep's rule."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+
+from pydantic import TypeAdapter
 
 from service.jobs.records import Job, Rejected
 from service.jobs.records.store_limits import StoreLimits
-from service.jobs.spec.common import CommonSpec
-from service.jobs.store import stubs
+from service.jobs.spec.common import AnyRule, CommonSpec, Reported, Standing, StoppedJob, StoppingRule, judge
+from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.jobs import Jobs, other_body
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
 from service.jobs.store.submission import Submission, json_of
 from service.jobs.submission.chains import ChainedJob, is_stand_in
 from service.jobs.submission.sweeps import Parameters
+
+_RULE: TypeAdapter[StoppingRule] = TypeAdapter(AnyRule)
+_MOST_JUDGED = 100
+"""Values that one call judges."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +38,12 @@ class Sweeps:
         Raises like :meth:`Jobs.accept`.
         """
         assert parent.spec.sweep is not None
-        best = parent.spec.sweep.best
+        best, rule = parent.spec.sweep.best, parent.spec.sweep.stop
         entries = [_child(parent, parameters, spec) for parameters, spec in children]
-        return self._accept(parent, entries, *(("", "") if best is None else (best.metric, best.mode)))
+        asked = {} if best is None else {"metric": best.metric, "mode": best.mode}
+        if rule is not None:
+            asked |= {"rule": rule.model_dump_json(), "follows": rule.metric}
+        return self._accept(parent, entries, asked)
 
     def accept_chain(self, parent: Submission, chain: Sequence[ChainedJob]) -> tuple[Job, bool]:
         """Accept a chain that was checked, each job behind those that it needs, like :meth:`accept`."""
@@ -42,15 +52,14 @@ class Sweeps:
         return self._accept(parent, [_link(*pair) for pair in zip(submissions, chain, strict=True)])
 
     def _accept(
-        self, parent: Submission, children: Sequence[dict[str, object]], metric: str = "", mode: str = ""
+        self, parent: Submission, children: Sequence[dict[str, object]], asked: Mapping[str, str] = MappingProxyType({})
     ) -> tuple[Job, bool]:
         outcome, job_id, state = stubs.submit_sweep(
             self.client,
             limits=self.limits.script_argument,
             parent=json_of(_without_devices(parent)),
             children=json_of(children),
-            metric=metric,
-            mode=mode,
+            asked=json_of(dict(asked)),
         )
         if outcome == "conflict":
             raise other_body(job_id)
@@ -58,6 +67,34 @@ class Sweeps:
         if outcome in LATE_REFUSALS:
             raise Rejected([LATE_REFUSALS[outcome](parent.spec, parent.path, job_id, state)])
         return self.jobs.get(job_id), outcome == "created"
+
+    def stop_early(self) -> tuple[str, Sequence[StoppedJob]] | None:
+        """Judge new values of one sweep by its rule, and tell the jobs that stop; return the sweep and these, or
+        ``None`` if there was nothing to judge. Any process may call this at any time.
+        """
+        if not (seen := stubs.read_unjudged(self.client)):
+            return None
+        sweep, rule, judged, values, jobs = seen
+        standing = Standing(
+            reported=_reported(values),
+            judged=int(judged),
+            states={job: state for job, state, _ in jobs},
+            told={job: int(step) for job, _, step in jobs if step},
+        )
+        found = judge(_RULE.validate_json(rule), standing, _MOST_JUDGED)
+        stopped = json_of([asdict(each) for each in found.stopped])
+        kept = stubs.end_early(self.client, sweep, standing.judged, found.judged, stopped) == 1
+        return sweep, found.stopped if kept else ()
+
+
+def _reported(values: Sequence[str]) -> list[Reported]:
+    """Return the values of a sweep in the order of arrival."""
+    found: list[tuple[int, Reported]] = []
+    for place, kept in decode.fields_of(list(values)).items():
+        job, _, step = place.rpartition(":")
+        number, _, value = kept.partition(" ")
+        found.append((int(number), Reported(job, int(step), float(value))))
+    return [each for _, each in sorted(found, key=lambda each: each[0])]
 
 
 def _without_devices(parent: Submission) -> dict[str, object]:

@@ -9,8 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.runtime import connect
+from workers.event_protocol import end_early
 from workers.supervisor.rank_socket import Admission, RankSocket
 from workers.supervisor.settings import SupervisorSettings
+
+
+def test_a_rank_that_greets_later_is_asked_to_end_early_too(tmp_path: Path) -> None:
+    async def hear() -> list[bytes]:
+        nobody: list[Any] = []
+        relay = RankSocket(
+            tmp_path / "socket", tmp_path, nobody.append, nobody.append, lambda: None,
+            Admission("s3cret", range(2), os.getppid()), SupervisorSettings(),
+        )  # fmt: skip
+        await relay.start()
+        first = await asyncio.to_thread(connect, str(relay.address), 0, "control", "s3cret")
+        async with asyncio.timeout(60):
+            while 0 not in relay.ranks:
+                await asyncio.sleep(0.01)
+            for reason in ("it does worse", "it is told again"):
+                relay.end_early(reason)
+            second = await asyncio.to_thread(connect, str(relay.address), 1, "control", "s3cret")
+            heard = [await asyncio.to_thread(each.recv, 4096) for each in (first, second)]
+        first.close()
+        second.close()
+        await relay.drain()
+        return heard
+
+    assert asyncio.run(hear()) == [end_early("it does worse")] * 2
 
 
 def test_a_second_connection_does_not_speak_for_a_rank(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ export class Header {
     setText(this.where, job.placement.length ? placement(job.placement) : "");
     showDuration(this.duration, job);
     this.duration.hidden = !job.started_at;
-    setText(this.reason, isTerminal(job.state) ? "" : (job.reason ?? ""));
+    setText(this.reason, isTerminal(job.state) && job.state !== "succeeded" ? "" : (job.reason ?? ""));
     if (job.state !== "queued") setText(this.turn, "");
     this.progress.update(job);
     this.advance.hidden = job.state === "succeeded" || !job.progress;

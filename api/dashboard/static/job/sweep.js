@@ -81,7 +81,8 @@ function row(job, name, metric, best) {
   updateBadge(badge, job);
   const measured = metric ? number(valueAt(job, metric)) : badge;
   return h("tr", { "data-job": job.id },
-    h("th", { scope: "row", class: "title" }, h("a", { href: `/jobs/${encodeURIComponent(job.id)}`, title: job.id }, name)), h("td", {}, stateMark(job.state)),
+    h("th", { scope: "row", class: "title" }, h("a", { href: `/jobs/${encodeURIComponent(job.id)}`, title: job.id }, name)),
+    h("td", { title: job.result?.ended_early ?? null }, stateMark(job.state), job.result?.ended_early ? ` at step ${job.result.steps}` : undefined),
     h("td", { class: "right" }, best ? h("strong", { title: "the best one" }, measured) : measured), time);
 }
 

@@ -15,9 +15,14 @@ from service.jobs.spec.common.base import (
     ParallelSpec,
     with_few_errors,
 )
+from service.jobs.spec.common.halving import Halving
 from service.jobs.spec.common.launcher_names import LAUNCHER_NAME, LOCAL, PendingLaunch, launchers, unknown_launcher
+from service.jobs.spec.common.median_rule import MedianRule
 from service.jobs.spec.common.notify import ExportTargets, NotifySpec, WebhookFormat, check_receiver, leads_to_a_server
 from service.jobs.spec.common.states import ACTIVE, MOVES, STATES, TERMINAL, JobState
+from service.jobs.spec.common.stopping import AnyRule
+from service.jobs.spec.common.stopping_plan import Standing, StoppedJob, judge
+from service.jobs.spec.common.stopping_rule import MOST_FOLLOWED, Reported, StoppingRule
 from service.jobs.spec.common.strict import DISAGREEMENT, Strict, disagreement
 from service.jobs.spec.common.sweep import RangeSpec, SweepSpec
 
@@ -29,28 +34,37 @@ __all__ = [
     "JOB_ID",
     "LAUNCHER_NAME",
     "LOCAL",
+    "MOST_FOLLOWED",
     "MOVES",
     "PARALLEL_DIMENSIONS",
     "STATES",
     "TERMINAL",
     "TOO_MANY_ERRORS",
+    "AnyRule",
     "CommonSpec",
     "Dependency",
     "ExportTargets",
     "FileId",
     "FileReference",
+    "Halving",
     "IdsByName",
     "JobId",
     "JobState",
+    "MedianRule",
     "NotifySpec",
     "ParallelSpec",
     "PendingLaunch",
     "RangeSpec",
+    "Reported",
+    "Standing",
+    "StoppedJob",
+    "StoppingRule",
     "Strict",
     "SweepSpec",
     "WebhookFormat",
     "check_receiver",
     "disagreement",
+    "judge",
     "launchers",
     "leads_to_a_server",
     "unknown_launcher",

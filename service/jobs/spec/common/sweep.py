@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from service.jobs.spec.common.stopping import AnyRule
 from service.jobs.spec.common.strict import Strict, disagreement
 
 MOST_SWEPT = 1000
@@ -70,11 +72,21 @@ class SweepSpec(Strict):
     list: _Points | None = Field(None, description="fields and values of each job")
     random: RandomSpec | None = Field(None, description="ranges or values from which each job's are drawn")
     best: Best | None = Field(None, description="which result makes a job the best of the sweep")
+    stop: AnyRule | None = Field(None, description="the rule by which jobs that do worse than others are stopped early")
 
     @property
     def form(self) -> str:
         """Return the field that holds the values."""
         return next(name for name in _FORMS if getattr(self, name) is not None)
+
+    @property
+    def jobs(self) -> int:
+        """Return the number of jobs."""
+        if self.random is not None:
+            return self.random.jobs
+        if self.grid is not None:
+            return math.prod(map(len, self.grid.values()))
+        return len(self.list if self.list is not None else next(iter((self.zip or {"": []}).values())))
 
     @model_validator(mode="after")
     def _one_form(self) -> SweepSpec:
@@ -97,11 +109,11 @@ class SweepSpec(Strict):
 
     @model_validator(mode="after")
     def _not_too_many(self) -> SweepSpec:
-        count = 1
-        for values in (self.grid or {}).values():
-            count *= len(values)
-        if count > MOST_SWEPT:
+        if (count := self.jobs) > MOST_SWEPT:
             raise disagreement("grid", f"it makes {count} jobs", count, f"at most {MOST_SWEPT}")
+        if self.stop is not None and count < (least := self.stop.least_jobs):
+            message = f"the sweep makes {count} jobs, and its rule {self.stop.rule} stops none of fewer than {least}"
+            raise disagreement("stop", message, count, f"{least} jobs or more, or no rule")
         return self
 
     @model_validator(mode="after")

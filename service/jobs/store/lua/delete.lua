@@ -44,6 +44,7 @@ for _, id in ipairs(ids) do
   forget_artifacts(id)
   forget_events(id)
   redis.call("UNLINK", KEY.job(id), KEY.jobs_by("needs:" .. id))
-  redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id), KEY.sweep(id))
+  redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id), KEY.sweep(id), KEY.sweep_values(id))
+  redis.call("SREM", KEY.sweeps_to_judge(), id)
 end
 return ids

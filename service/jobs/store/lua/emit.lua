@@ -22,6 +22,7 @@ for i = 1, #entries, 2 do
 end
 count_event_bytes(job_id, bytes)
 trim_events(job_id, limits)
+note_followed(job_id, entries)
 add_count(#entries / 2, "trivet_events_total")
 if progress ~= "" then
   redis.call("HSET", KEY.job(job_id), "progress", progress)

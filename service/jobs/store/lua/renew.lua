@@ -2,7 +2,7 @@
 -- COST: constant.
 -- USES: core jobs queue device_hours fair_share devices counts sweeps ending fencing
 -- ARGV: limits: json, job_id: str, attempt: int, host: str
--- RETURNS: "run" | "stop" | "lost"
+-- RETURNS: "run" | "stop" | "lost" | "end REASON"
 
 if not may_write(job_id, attempt, host, limits) then
   return "lost"
@@ -12,4 +12,6 @@ if field(job_id, "state") == "cancelling" then
   redis.call("HSET", KEY.job(job_id), "told_to_stop", 1)
   return "stop"
 end
-return field(job_id, "fault") and "stop" or "run"
+local early = field(job_id, "ends_early")
+local goes_on = early and "end " .. cjson.decode(early).reason or "run"
+return field(job_id, "fault") and "stop" or goes_on

@@ -2,7 +2,7 @@
 -- of a chain come behind the ones that they need (`links`), and name each other by what stands in for ids (`stand_in`).
 -- COST: 1,000 jobs at most, and for each its labels (32 at most) and the jobs needed (64 at most).
 -- USES: core jobs queue counts uploads quotas submission sweeps
--- ARGV: limits: json, parent: json, children: json, metric: str, mode: str
+-- ARGV: limits: json, parent: json, children: json, asked: json
 -- RETURNS: {"created"|"existing", id, ""}, or why nothing was written, as submit.lua says it
 
 local outcome = outcome_of(parent)
@@ -18,8 +18,8 @@ end
 
 local sweep = write_job(parent, limits)
 redis.call("HSET", KEY.sweep(sweep), "total", #children, "queued", #children)
-if metric ~= "" then
-  redis.call("HSET", KEY.sweep(sweep), "metric", metric, "mode", mode)
+for name, value in pairs(asked) do -- which job is best, and the rule that stops some
+  redis.call("HSET", KEY.sweep(sweep), name, value)
 end
 add_state_event(sweep, limits.stream_cap, "queued")
 set_state(sweep, limits.stream_cap, "running")

@@ -179,6 +179,13 @@ local function count_open(id, attempt, ending)
   return open, failed
 end
 
+-- Why a job has ended before it had done all, if its sweep told it so.
+local function why_early(id)
+  local told, result = field(id, "ends_early"), field(id, "result")
+  local reason = told and result and cjson.decode(told).reason
+  return reason and cjson.decode(result).ended_early == reason and reason or nil
+end
+
 -- After any part ended, and after a cancel: end the attempt when nothing of it is left.
 local function end_attempt_if_over(id, limits)
   local job = redis.call("HMGET", KEY.job(id), "state", "attempt", "fault", "fault_kind", "told_to_stop")
@@ -197,7 +204,7 @@ local function end_attempt_if_over(id, limits)
     end_faulty(id, limits, job[4], fault)
   else
     count_attempt("succeeded")
-    end_job(id, limits.stream_cap, "succeeded")
+    end_job(id, limits.stream_cap, "succeeded", why_early(id))
   end
 end
 

@@ -126,7 +126,9 @@ local function children_of(sweep)
   for i = 1, #flat, 2 do
     children[flat[i]] = string.match(flat[i + 1], "^%d+$") and tonumber(flat[i + 1]) or flat[i + 1]
   end
-  children.metric, children.mode = nil, nil
+  for _, name in ipairs({ "metric", "mode", "rule", "follows", "judged" }) do
+    children[name] = nil
+  end
   children.best = children.best and cjson.decode(children.best)
   return cjson.encode(children)
 end

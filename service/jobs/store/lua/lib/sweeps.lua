@@ -2,6 +2,7 @@
 
 local ENDS = { "succeeded", "failed", "cancelled" }
 local LONGEST_GATHERED = 16384
+local MOST_FOLLOWED = 20000
 
 local function is_sweep(id)
   return redis.call("EXISTS", KEY.sweep(id)) == 1
@@ -50,6 +51,25 @@ local function compare(sweep, id)
   local best = known[3] and cjson.decode(known[3]).value
   if value and (not best or (known[2] == "min" and value < best) or (known[2] == "max" and value > best)) then
     redis.call("HSET", KEY.sweep(sweep), "best", cjson.encode({ job = id, value = value }))
+  end
+end
+
+-- Keep what the rule of a job's sweep follows among these types and events: the first value at each step, numbered in the
+-- order of arrival.
+local function note_followed(id, entries)
+  local sweep = field(id, "sweep")
+  local metric = sweep and redis.call("HGET", KEY.sweep(sweep), "follows")
+  for i = 1, metric and #entries or 0, 2 do
+    if entries[i] == "metric" and string.find(entries[i + 1], '"' .. metric .. '"', 1, true) then
+      local event, values = cjson.decode(entries[i + 1]), KEY.sweep_values(sweep)
+      local value, number = event.values[metric], redis.call("HLEN", values)
+      if type(value) == "number" and number < MOST_FOLLOWED then
+        local kept = string.format("%d %.17g", number, value)
+        if redis.call("HSETNX", values, id .. ":" .. whole(event.step), kept) == 1 then
+          redis.call("SADD", KEY.sweeps_to_judge(), sweep)
+        end
+      end
+    end
   end
 end
 
