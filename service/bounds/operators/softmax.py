@@ -1,4 +1,5 @@
-"""The product of a softmax, ``x_i · (1 / Σ_j x_j)``, whose entries add up to one.
+"""The product of a softmax, ``x_i · (1 / Σ_j x_j)``, whose entries add up to one: what is known beside the bounds of
+its parts, an exponential, a sum, a reciprocal and a product, each in a file of its own.
 
 A row of coefficients c over such entries equals the row c − m plus m, for any number m. The loss of relaxations
 grows with the size of the coefficients that pass through them, so m is chosen to leave little: the median of c,
