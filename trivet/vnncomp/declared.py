@@ -27,7 +27,7 @@ def contents_by_network(query: DeclaredQuery, given: Mapping[str | None, bytes])
         if len(own) != 1 or named:
             raise BenchmarkError(f"one file for the networks {', '.join(own)}: expected NAME=FILE for each of them")
         named = {own[0]: given[None]}
-    known = {each.name for each in query.networks}
+    known = [each.name for each in query.networks]
     if strange := [name for name in named if name not in known]:
         raise BenchmarkError(f"the query declares no network {', '.join(strange)}; it declares {', '.join(known)}")
     if missing := [name for name in own if name not in named]:

@@ -72,7 +72,7 @@ class DeclaredNetwork:
         return tuple(each for each in self.tensors if each.role in roles)
 
 
-class Lines(Mapping[int, int]):
+class EntryLines(Mapping[int, int]):
     """The line of each entry's declaration, by its place; large tensors take no memory."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Declarations:
 
     networks: dict[str, DeclaredNetwork] = field(default_factory=dict)
     tensors: dict[str, tuple[DeclaredTensor, int]] = field(default_factory=dict)
-    lines: dict[str, Lines] = field(default_factory=lambda: {"X": Lines(), "Y": Lines()})
+    lines: dict[str, EntryLines] = field(default_factory=lambda: {"X": EntryLines(), "Y": EntryLines()})
     pattern, statements, tells_columns = _TOKEN, "vnnlib-version, declare-network or assert", True
     relations: ClassVar[Mapping[str, str]] = {**RELATIONS, "==": "=", "!=": "!="}
 

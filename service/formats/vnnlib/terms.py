@@ -26,7 +26,7 @@ class Token(NamedTuple):
     text: str
     line: int
     column: int = 0
-    """From 1; 0 if it is not told."""
+    """The first is 1; 0 stands for one that is not told."""
 
     def refuse(self, expected: str) -> VnnlibError:
         shown = self.text if len(self.text) <= 60 else f"{self.text[:60]}…"
