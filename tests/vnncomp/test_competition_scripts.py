@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import os
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 from competition_instances import SATISFIED, VERSION_2, benchmark
 
 from service.formats.vnnlib import parse
-from trivet.vnncomp.answers import Witness
 from trivet.vnncomp.instances import content
+from trivet.vnncomp.questions import Question
 from trivet.vnncomp.witness import ReplayedNetwork, replayed
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "vnncomp"
@@ -38,29 +39,31 @@ def files(tmp_path: Path) -> tuple[str, str, str]:
 
 
 def test_an_instance_is_prepared_and_run(tmp_path: Path, files: tuple[str, str, str]) -> None:
-    network, query, _ = files
+    """Of version 1, and of version 2: the network is the same, and so is its trace."""
+    network, query, newer = files
     prepared = ran(tmp_path, str(SCRIPTS / "prepare_instance.sh"), "v1", "tiny", network, query)
     assert prepared.returncode == 0, prepared.stderr
     assert list((tmp_path / "cache" / "trivet" / "traces").iterdir()) != []
     results = tmp_path / "results.txt"
-    found = ran(tmp_path, str(SCRIPTS / "run_instance.sh"), "v1", "tiny", network, query, str(results), "120")
+    found = ran(tmp_path, str(SCRIPTS / "run_instance.sh"), "v1", "tiny", network, newer, str(results), "120")
     assert found.returncode == 0, found.stderr
     verdict, _, witness = results.read_text().partition("\n")
     assert verdict == "sat", found.stderr
-    read = Witness.parse(witness)
+    read = Question.read("tiny", {None: Path(network)}, Path(newer)).parse_witness(witness)
     again = replayed(ReplayedNetwork(content(Path(network))), parse(SATISFIED), read.inputs)
-    assert again.witness == read
+    assert (again.witness.inputs, again.witness.outputs) == (read.inputs, read.outputs)
 
 
-def test_vnnlib_2_is_refused_by_name(tmp_path: Path, files: tuple[str, str, str]) -> None:
-    network, _, query = files
-    prepared = ran(tmp_path, str(SCRIPTS / "prepare_instance.sh"), "v1", "tiny", network, query)
-    assert prepared.returncode != 0
-    assert "is VNN-LIB 2, which is not supported" in prepared.stderr
-    results = tmp_path / "results.txt"
-    found = ran(tmp_path, str(SCRIPTS / "run_instance.sh"), "v1", "tiny", network, query, str(results), "5")
-    assert results.read_text() == "unknown\n"
-    assert "is VNN-LIB 2, which is not supported" in found.stderr
+def test_equal_networks_are_verified_by_the_standards_interface(tmp_path: Path, files: tuple[str, str, str]) -> None:
+    network, _, newer = files
+    query, other = tmp_path / "pair.vnnlib", VERSION_2.partition("\n")[2].partition("\n")[0]
+    other = other.replace(" f ", " g (equal-to f) ").replace("X", "U").replace("Y", "V")
+    same = "".join(f"(assert (== X[0,{index}] U[0,{index}]))" for index in range(5))
+    text = content(Path(newer)).decode().replace("\n(assert", f"\n{other}\n{same}(assert", 1)
+    query.write_text(f"{text}(assert (!= Y[0,1] V[0,1]))(assert (> Y[0,1] (+ V[0,1] 0.25)))")
+    words = ("verify", str(query), "--network", f"f={network}", "--timeout", "60")
+    found = ran(tmp_path, str(SCRIPTS.parent / "vnnlib" / "solver.sh"), *words)
+    assert (found.returncode, found.stdout) == (0, "unsat\n"), found.stderr
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.sh")))
@@ -81,6 +84,8 @@ def test_the_tool_is_installed_from_the_sources_of_the_scripts(tmp_path: Path) -
 def test_a_score_beside_a_peers(tmp_path: Path, files: tuple[str, str, str]) -> None:
     """All rows are there but that of a query which is answered without a search."""
     results, peer = tmp_path / "mine", tmp_path / "peer"
+    refused = VERSION_2.replace("real [1, 5]", "int8 [1, 5]")
+    Path(f"{files[2]}.gz").write_bytes(gzip.compress(refused.encode()))
     for folder, verdict in ((results, "unsat"), (peer, "sat")):
         folder.mkdir()
         (folder / "results.csv").write_text(f"tiny,onnx/net.onnx,vnnlib/met.vnnlib,0,{verdict},1.5\n")
@@ -94,6 +99,8 @@ def test_a_score_beside_a_peers(tmp_path: Path, files: tuple[str, str, str]) -> 
         rows = {(row["category"], row["tool"]): row for row in csv.DictReader(file)}
     assert {tool: rows["tiny", tool]["points"] for tool in ("trivet", "other")} == {"trivet": "-150", "other": "10"}
     assert rows["all", "other"]["score"] == "100.0"
-    assert len((results / "results.csv").read_text().splitlines()) == 2
+    rows_of_results = (results / "results.csv").read_text().splitlines()
+    assert len(rows_of_results) == 2
+    assert "one of int8 is not supported" in rows_of_results[1]
     refused = ran(tmp_path, str(tmp_path / "trivet"), "vnncomp", "score", "tiny", "--peer", "other=nowhere")
     assert "expected NAME=DIR, and a file DIR/results.csv" in refused.stderr

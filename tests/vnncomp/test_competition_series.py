@@ -20,8 +20,9 @@ from service.jobs.records import JobError
 from trivet.client import Client
 from trivet.errors import Refused
 from trivet.vnncomp.answers import Decided, Witness
-from trivet.vnncomp.deciding import Question, asking, decide
+from trivet.vnncomp.deciding import asking, decide
 from trivet.vnncomp.instances import BenchmarkError, BenchmarkInstance, instances, key_of, labels
+from trivet.vnncomp.questions import Question
 from trivet.vnncomp.scoring import WitnessEvidence
 from trivet.vnncomp.series import ResultsError, ResultsFolder
 
@@ -123,7 +124,7 @@ FALSIFIED = {"verdict": "falsified", "counterexample": [0.0] * 5}
         ("never", {"verdict": "verified"}, "unsat", ""),
         ("never", {"verdict": "unknown", "reason": "why"}, "unknown", "why"),
         ("never", None, "timeout", "5 seconds were spent"),
-        ("new", FALSIFIED, "unknown", "is VNN-LIB 2, which is not supported"),
+        ("new", FALSIFIED, "sat", ""),
         ("absent", FALSIFIED, "unknown", "there is no file"),
     ],
 )
@@ -138,7 +139,7 @@ def test_a_row_becomes_an_answer(
 
 
 def question(home: Path, name: str) -> Any:
-    return lambda: Question.read("tiny", home / "onnx" / "net.onnx", home / "vnnlib" / f"{name}.vnnlib")
+    return lambda: Question.read("tiny", {None: home / "onnx" / "net.onnx"}, home / "vnnlib" / f"{name}.vnnlib")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

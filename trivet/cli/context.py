@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import sys
@@ -129,6 +130,14 @@ def add_commands(app: typer.Typer, *commands: Callable[..., None], **named: Call
         app.command()(fails_well(command))
     for name, command in named.items():
         app.command(name)(fails_well(command))
+
+
+def version_here() -> str | None:
+    """Return the installed version; ``None`` if the sources run without one."""
+    try:
+        return importlib.metadata.version("trivet")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def refuse(message: str) -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trivet.cli.context import out
+from trivet.cli.context import out, version_here
 
 PARTS = {
     "serve": ("up", "demo", "api", "worker"),
@@ -30,6 +29,7 @@ PARTS = {
     "machine": ("backup", "restore", "doctor", "init"),
     "uploads": ("uploads",),
     "vnncomp": ("vnncomp",),
+    "vnnlib": ("vnnlib",),
     "webhooks": ("webhooks",),
 }
 """The modules beside this one that have commands, in the order of the help, and the commands of each."""
@@ -79,11 +79,7 @@ def program(words: Sequence[str] = ()) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        try:
-            version = importlib.metadata.version("trivet")
-        except importlib.metadata.PackageNotFoundError:
-            version = "(not installed: it runs from its sources)"
-        out.print(f"trivet {version}")
+        out.print(f"trivet {version_here() or '(not installed: it runs from its sources)'}")
         raise typer.Exit
 
 

@@ -15,14 +15,20 @@ from trivet.cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from trivet.vnncomp.answers import Decided
     from trivet.vnncomp.deciding import Asking
+    from trivet.vnncomp.questions import Question
     from trivet.vnncomp.scoring import CategoryScore
 
 OWN = "trivet"
 vnncomp_app = typer.Typer(help="VNN-COMP: its interface, and scores by its rules.", no_args_is_help=True)
 
 _Category = Annotated[str, typer.Argument(metavar="CATEGORY", help="the benchmark's name")]
-_Onnx = Annotated[Path, typer.Argument(metavar="ONNX", help="network, gzipped or not; .gz may be left out")]
-_Vnnlib = Annotated[Path, typer.Argument(metavar="VNNLIB", help="VNN-LIB 1 query, likewise")]
+_Onnx = Annotated[
+    str,
+    typer.Argument(
+        metavar="ONNX", help="network, gzipped or not, .gz may be left out; or networks: [('NAME', 'ONNX'), …]"
+    ),
+]
+_Vnnlib = Annotated[Path, typer.Argument(metavar="VNNLIB", help="query of VNN-LIB 1 or 2.0, likewise")]
 _Device = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option(help="where to decide; auto: on a GPU if there is one")
 ]
@@ -37,7 +43,7 @@ def prepare(category: _Category, onnx: _Onnx, vnnlib: _Vnnlib, device: _Device =
     """Read both files of an instance, and trace its network, so that the run need not. Exit 2 if it cannot be run."""
     from trivet.vnncomp import deciding  # noqa: PLC0415 - as are the others: most commands need none of it
 
-    deciding.prepare(deciding.Question.read(category, onnx, vnnlib), _find_decider(device))
+    deciding.prepare(_question(category, onnx, vnnlib), find_decider(device))
 
 
 def run(
@@ -53,19 +59,26 @@ def run(
     error, and the witness of sat. What is not decided says why on standard error.
     """
     from service.jobs.files import atomic_write  # noqa: PLC0415
-    from trivet.vnncomp.deciding import Question, decide  # noqa: PLC0415
+    from trivet.vnncomp.deciding import decide  # noqa: PLC0415
 
     def ask(*question: Any) -> Mapping[str, Any] | None:
-        return _find_decider(device)(*question)  # what is wrong with the service is part of the answer, too
+        return find_decider(device)(*question)  # what is wrong with the service is part of the answer, too
 
-    decided = decide(lambda: Question.read(category, onnx, vnnlib), ask, timeout)
+    decided = decide(lambda: _question(category, onnx, vnnlib), ask, timeout)
     atomic_write(results, decided.text().encode())
     out.write_line(decided.verdict)
     if decided.reason:
         err.print(f"{decided.verdict}: {decided.reason}")
 
 
-def _find_decider(device: Literal["auto", "cpu", "cuda"]) -> Asking:
+def _question(category: str, onnx: str, vnnlib: Path) -> Question:
+    from trivet.vnncomp.instances import networks_in  # noqa: PLC0415
+    from trivet.vnncomp.questions import Question  # noqa: PLC0415
+
+    return Question.read(category, {name: Path(path) for name, path in networks_in(onnx).items()}, vnnlib)
+
+
+def find_decider(device: Literal["auto", "cpu", "cuda"]) -> Asking:
     from trivet.vnncomp.deciding import asking, service_here  # noqa: PLC0415
 
     client = service_here()
@@ -93,18 +106,18 @@ def score(
     """Run benchmarks at their own limits, and count points by the competition's rules. What has a row in results.csv
     is not run again. Exit 1 on a wrong verdict.
     """
-    from trivet.vnncomp.deciding import Question, decide  # noqa: PLC0415
+    from trivet.vnncomp.deciding import decide  # noqa: PLC0415
     from trivet.vnncomp.instances import BenchmarkInstance, instances, labels  # noqa: PLC0415
+    from trivet.vnncomp.questions import Question  # noqa: PLC0415
     from trivet.vnncomp.scoring import missed, scores  # noqa: PLC0415
     from trivet.vnncomp.series import ResultsFolder  # noqa: PLC0415
 
     others = {name: ResultsFolder(path) for name, path in map(_peer, peers or ())}
-    every, own, ask = instances(folder), ResultsFolder(into), _find_decider(device)
+    every, own, ask = instances(folder), ResultsFolder(into), find_decider(device)
 
     def answer(each: BenchmarkInstance) -> Decided:
         limit = each.limit_s if most_s is None else min(each.limit_s, most_s)
-        files = each.category, each.folder / each.onnx, each.folder / each.vnnlib
-        return decide(lambda: Question.read(*files), ask, limit)
+        return decide(lambda: Question.read(each.category, each.networks, each.folder / each.vnnlib), ask, limit)
 
     own.run(every, answer, at_once, out.write_line)
     keys, tools = [each.key for each in every], {name: each.recorded(every) for name, each in others.items()}

@@ -11,22 +11,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from service.formats.vnnlib import Query, VnnlibError, parse
 from service.jobs.spec.common import TERMINAL
 from trivet.endpoint import resolve
 from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.vnncomp.answers import CompetitionVerdict, Decided
-from trivet.vnncomp.instances import BenchmarkError, content, there
+from trivet.vnncomp.instances import BenchmarkError, content
 from trivet.vnncomp.lone_rank import RankError, lone_rank
+from trivet.vnncomp.questions import Device, Question
 from trivet.vnncomp.witness import ReplayedNetwork, ReplayError, replayed
 
 if TYPE_CHECKING:
     from trivet.client import Client
 
-Device = Literal["auto", "cpu", "cuda"]
 RESERVE_S = 0.25
 """Seconds before the end of an instance's limit at which its answer is written."""
 _PAUSES_S, _LONGER = (0.03, 1.0), 1.1
@@ -36,40 +35,6 @@ _ANSWERS: Mapping[str, CompetitionVerdict] = {
     "unknown": "unknown",
     "timeout": "timeout",
 }
-
-
-@dataclass(frozen=True)
-class Question:
-    """The files of an instance, gzipped or not, and the query that was read."""
-
-    name: str
-    onnx: Path
-    vnnlib: Path
-    query: Query
-
-    @classmethod
-    def read(cls, category: str, onnx: Path, vnnlib: Path) -> Question:
-        """Read both files. Raises :class:`BenchmarkError`, also for a query of VNN-LIB 2, which is not supported."""
-        text = content(vnnlib)
-        if b"declare-network" in text or b"vnnlib-version" in text:
-            raise BenchmarkError(f"{vnnlib} is VNN-LIB 2, which is not supported; expected VNN-LIB 1")
-        try:
-            query = parse(text.decode("utf-8-sig"))
-        except (VnnlibError, UnicodeDecodeError) as error:
-            raise BenchmarkError(f"{vnnlib}: {error}") from error
-        return cls(f"{category} {onnx.name} {vnnlib.name}", there(onnx), there(vnnlib), query)
-
-    def spec(self, upload: Callable[[Path], str], device: Device, seconds: float) -> dict[str, Any]:
-        """Return the job of the instance, after the upload of its files."""
-        return {
-            "kind": "verify",
-            "name": self.name[:100],
-            "model": {"onnx": upload(self.onnx)},
-            "property": {"vnnlib": upload(self.vnnlib)},
-            "method": "beta-crown",
-            "device": device,
-            "budget": {"seconds": seconds},
-        }
 
 
 Asking = Callable[[Question, float, float], Mapping[str, Any] | None]
@@ -91,6 +56,8 @@ def decide(question: Callable[[], Question], ask: Asking, limit_s: float) -> Dec
     deadline = time.monotonic() + max(limit_s - RESERVE_S, limit_s / 2)
     try:
         asked = question()
+        if not asked.query.disjuncts:
+            return Decided("unsat", reason="no input satisfies the query's conditions on inputs")
         # A witness needs onnxruntime, whose import takes as long as a small search: it is there when the row comes.
         threading.Thread(target=importlib.import_module, args=("onnxruntime",), daemon=True).start()
         row = ask(asked, deadline - time.monotonic(), deadline)
@@ -115,7 +82,7 @@ def _decide_by_row(row: Mapping[str, Any], question: Question) -> Decided:
     if verdict != "sat":
         return Decided(verdict, reason=row.get("reason") or "")
     found = replayed(ReplayedNetwork(content(question.onnx)), question.query, row["counterexample"])
-    return Decided(verdict, found.witness)
+    return Decided(verdict, question.own_witness(found.witness))
 
 
 def asking(client: Client | None, device: Device) -> Asking:

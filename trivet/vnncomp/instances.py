@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import gzip
 import math
@@ -49,15 +50,35 @@ class BenchmarkInstance:
     limit_s: float
 
     @property
+    def networks(self) -> dict[str | None, Path]:
+        return {name: self.folder / path for name, path in networks_in(self.onnx).items()}
+
+    @property
     def key(self) -> tuple[str, str, str]:
         return key_of(self.category, self.onnx, self.vnnlib)
 
     @property
     def witness_name(self) -> str:
         """Return the name of its witness's file: the competition's, with the folders of files in front."""
-        onnx, vnnlib = (PurePosixPath(each).with_suffix("") for each in self.key[1:])
+        vnnlib, named = PurePosixPath(self.key[2]).with_suffix(""), [each for each in networks_in(self.onnx) if each]
         folders = [part for part in vnnlib.parts[:-1] if part != "vnnlib"]
-        return "_".join([*folders, onnx.name, vnnlib.name]) + ".counterexample.gz"
+        network = "_".join(named) or PurePosixPath(self.key[1]).with_suffix("").name
+        return "_".join([*folders, network, vnnlib.name]) + ".counterexample.gz"
+
+
+def networks_in(cell: str) -> dict[str | None, str]:
+    """Return the networks of an instance: a path, or the competition's list ``[('f', 'a.onnx'), …]`` by name. Raises
+    :class:`BenchmarkError`.
+    """
+    if not cell.startswith("["):
+        return {None: cell}
+    try:
+        found: dict[str | None, str] = {str(name): str(path) for name, path in ast.literal_eval(cell)}
+    except (ValueError, SyntaxError, TypeError):
+        found = {}
+    if not found:
+        raise BenchmarkError(f"got {cell[:200]!r}, expected a network or [('NAME', 'NETWORK'), …]")
+    return found
 
 
 def key_of(category: str, onnx: str, vnnlib: str) -> tuple[str, str, str]:

@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.formats.vnnlib import VnnlibError, parse
 from service.jobs.files import atomic_write
 from service.jobs.text import visible
 from trivet.errors import TrivetError
-from trivet.vnncomp.answers import Decided, Witness, WitnessFormatError, verdict_of
+from trivet.vnncomp.answers import Decided, WitnessFormatError, verdict_of
 from trivet.vnncomp.instances import BenchmarkInstance, content, key_of
+from trivet.vnncomp.questions import Question
 from trivet.vnncomp.scoring import Key, ToolResult, WitnessEvidence
 from trivet.vnncomp.witness import RefutedError, ReplayedNetwork, replayed
 
@@ -66,12 +66,12 @@ class ResultsFolder:
         if not named:
             return WitnessEvidence.NONE
         try:
-            witness = Witness.parse(gzip.decompress(named[0].read_bytes()).decode())
-            query = parse(content(instance.folder / instance.vnnlib).decode("utf-8-sig"))
-            found = replayed(ReplayedNetwork(content(instance.folder / instance.onnx)), query, witness.inputs)
+            question = Question.read(category, instance.networks, instance.folder / instance.vnnlib)
+            witness = question.parse_witness(gzip.decompress(named[0].read_bytes()).decode())
+            found = replayed(ReplayedNetwork(content(question.onnx)), question.query, witness.inputs)
         except (RefutedError, WitnessFormatError):
             return WitnessEvidence.REFUTED
-        except (TrivetError, VnnlibError, OSError, EOFError, UnicodeDecodeError):
+        except (TrivetError, OSError, EOFError, UnicodeDecodeError):
             return WitnessEvidence.NONE
         return WitnessEvidence.STRICT if found.is_strict else WitnessEvidence.NEARBY
 

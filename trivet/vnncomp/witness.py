@@ -40,6 +40,14 @@ class ConfirmedWitness:
     is_strict: bool
 
 
+@dataclass(frozen=True)
+class FoundTensor:
+    """A tensor that a network takes or gives for a batch of one; ``kind`` is numpy's name of its type."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+
 class ReplayedNetwork:
     """A network in onnxruntime, run as the competition runs it. Raises :class:`ReplayError`."""
 
@@ -65,8 +73,29 @@ class ReplayedNetwork:
         """Return numpy's name of the type of the first input."""
         return _TYPES[self._given[0][2]]
 
+    @property
+    def given(self) -> list[FoundTensor]:
+        """Return the inputs."""
+        return [FoundTensor(_TYPES[kind], shape) for _, shape, kind in self._given]
+
+    def shown(self) -> list[FoundTensor]:
+        """Return the outputs, as they are at the input 0."""
+        import numpy as np  # noqa: PLC0415
+
+        entries = np.zeros(sum(prod(shape) for _, shape, _ in self._given))
+        return [FoundTensor(each.dtype.name, each.shape) for each in self._run(entries)]
+
     def outputs(self, x: np.ndarray[Any, Any], count: int) -> list[float]:
         """Return ``count`` outputs: those of the first one, which alone the competition reads, or of all together."""
+        import numpy as np  # noqa: PLC0415
+
+        found = [each.astype(np.float64).ravel() for each in self._run(x)]
+        for chosen in (found[0], np.concatenate(found)):
+            if len(chosen) == count:
+                return [float(value) for value in chosen]
+        raise ReplayError(f"the network has {len(found[0])} outputs, and the query {count}")
+
+    def _run(self, x: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         import numpy as np  # noqa: PLC0415
 
         sizes = [prod(shape) for _, shape, _ in self._given]
@@ -78,13 +107,9 @@ class ReplayedNetwork:
             for (name, shape, kind), part in zip(self._given, parts, strict=True)
         }
         try:
-            found = [np.asarray(each, dtype=np.float64).ravel() for each in self._session.run(None, feeds)]
+            return [np.asarray(each) for each in self._session.run(None, feeds)]
         except Exception as error:  # as above
             raise ReplayError(f"onnxruntime cannot run the network: {error}") from error
-        for chosen in (found[0], np.concatenate(found)):
-            if len(chosen) == count:
-                return [float(value) for value in chosen]
-        raise ReplayError(f"the network has {len(found[0])} outputs, and the query {count}")
 
 
 _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16"}

@@ -20,8 +20,9 @@ from service.formats.onnx.dependence import (
 )
 from service.formats.onnx.halves import precision_of
 from service.formats.onnx.inputs import batch_of_one, graph_input, inputs_of
+from service.formats.onnx.joined import JoinedPart, join_networks
 from service.formats.onnx.kinds import FLOATS, OnnxError, first_line
-from service.formats.onnx.model_file import INNER, Outline, opset_of, outline, outline_of, parse
+from service.formats.onnx.model_file import INNER, OPSETS, Outline, opset_of, outline, outline_of, parse
 from service.formats.onnx.operators import OPERATORS, advice
 from service.formats.onnx.outputs import texts_in
 from service.formats.onnx.pools import ONLY_PADDING, holds_padding_only, listed, pads_of, windows_along
@@ -32,9 +33,11 @@ __all__ = [
     "LARGEST_READ",
     "ONLY_PADDING",
     "OPERATORS",
+    "OPSETS",
     "SEQUENCES",
     "ChoiceError",
     "Dependence",
+    "JoinedPart",
     "OnnxError",
     "Outline",
     "advice",
@@ -50,6 +53,7 @@ __all__ = [
     "graphs_in",
     "holds_padding_only",
     "inputs_of",
+    "join_networks",
     "listed",
     "name_of",
     "names_in",

@@ -1,15 +1,23 @@
-"""Reads VNN-LIB 1: the conditions on a counterexample, as boxes of inputs and halfspaces of outputs. Without torch."""
+"""Reads VNN-LIB 1 and 2.0: conditions on a counterexample, boxes of inputs and halfspaces of outputs, without torch."""
 
 from __future__ import annotations
 
 from service.formats.vnnlib.bundle import Bundle, NotThereError, Pair, bundle, sources
 from service.formats.vnnlib.contradictions import contradict
-from service.formats.vnnlib.formulas import parse
+from service.formats.vnnlib.declared import FLOATS, REAL, DeclaredNetwork, DeclaredTensor, shown_shape
 from service.formats.vnnlib.query import Disjunct, Halfspace, L2Ball, Number, Query, VnnlibError
+from service.formats.vnnlib.reading import parse, parse_networks
 from service.formats.vnnlib.terms import rounded_down, rounded_up
+from service.formats.vnnlib.version2 import DeclaredQuery, is_version_2
+from service.formats.vnnlib.writing import written
 
 __all__ = [
+    "FLOATS",
+    "REAL",
     "Bundle",
+    "DeclaredNetwork",
+    "DeclaredQuery",
+    "DeclaredTensor",
     "Disjunct",
     "Halfspace",
     "L2Ball",
@@ -20,8 +28,12 @@ __all__ = [
     "VnnlibError",
     "bundle",
     "contradict",
+    "is_version_2",
     "parse",
+    "parse_networks",
     "rounded_down",
     "rounded_up",
+    "shown_shape",
     "sources",
+    "written",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -28,10 +28,11 @@ def _may_be_larger(end: Fraction) -> bool:
 class InputIntervals:
     """The known exact ends of the inputs' intervals, and which of them do not belong to the interval.
 
-    ``lines`` has each input's declaration.
+    ``lines`` has each input's declaration, ``shown`` its name.
     """
 
     lines: Mapping[int, int]
+    shown: Callable[[int], str] = "X_{}".format
     lower: dict[int, Fraction] = field(default_factory=dict)
     upper: dict[int, Fraction] = field(default_factory=dict)
     open_lower: set[int] = field(default_factory=set)
@@ -41,7 +42,7 @@ class InputIntervals:
         """Narrow an input's interval in place; return whether anything is left of it. Raises :class:`VnnlibError`."""
         index, is_upper, end, strict, origin = bound
         if _may_be_larger(end) and abs(end) > LARGEST:
-            raise origin.refuse(f"a bound on X_{index} that is no larger than a float64 can be")
+            raise origin.refuse(f"a bound on {self.shown(index)} that is no larger than a float64 can be")
         return self._within(index, is_upper, end, strict)
 
     def within(self, constraint: Halfspace) -> bool:
@@ -79,7 +80,7 @@ class InputIntervals:
     def copied(self) -> InputIntervals:
         """Return a copy of the intervals, to be narrowed."""
         return InputIntervals(
-            self.lines, dict(self.lower), dict(self.upper), set(self.open_lower), set(self.open_upper)
+            self.lines, self.shown, dict(self.lower), dict(self.upper), set(self.open_lower), set(self.open_upper)
         )
 
     @cached_property
@@ -98,7 +99,7 @@ class InputIntervals:
         if len(known) < len(self.lines):
             index = next(index for index in self.lines if index not in known)
             where = f"line {self.lines[index]}"
-            raise VnnlibError(f"{where}: X_{index} has no {side} bound, expected a box around every input")
+            raise VnnlibError(f"{where}: {self.shown(index)} has no {side} bound, expected a box around every input")
         return tuple(map(known.__getitem__, range(len(self.lines))))
 
 

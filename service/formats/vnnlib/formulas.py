@@ -1,4 +1,4 @@
-"""Reads VNN-LIB 1 (https://www.vnnlib.org): statements, and their formulas in disjunctive normal form.
+"""Reads VNN-LIB 1 (https://www.vnnlib.org): statements, and formulas of both versions in disjunctive normal form.
 
 The file declares reals ``X_i`` and ``Y_j``, as ``(declare-const X_0 Real)`` or ``(declare-fun X_0 () Real)``, and
 asserts formulas of them. All assertions together hold for a counterexample; the property holds if there is none.
@@ -12,11 +12,12 @@ without rounding.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain, pairwise, product
 from math import prod
+from typing import Protocol
 
 from service.formats.vnnlib.boxes import Conditions, InputIntervals
 from service.formats.vnnlib.query import Halfspace, Query, VnnlibError
@@ -28,6 +29,7 @@ from service.formats.vnnlib.terms import (
     Expression,
     InputBound,
     SimpleComparison,
+    Spelling1,
     Token,
     Tree,
     constraint,
@@ -36,7 +38,6 @@ from service.formats.vnnlib.terms import (
     total,
     trees,
 )
-from service.garbage import uncollected
 
 VARIABLE = re.compile(r"([XY])_(\d{1,9})", re.ASCII)
 MOST_DISJUNCTS = 100_000
@@ -46,7 +47,21 @@ MOST_COMPARISONS = 2_000_000
 Conjunction = tuple[Constraint, ...]
 ONE, MINUS_ONE = Fraction(1), Fraction(-1)
 DECLARED = "a variable that is declared above"
-_COMPARISONS = ("<=", "<", ">=", ">", "=")
+RELATIONS = {each: each for each in ("<=", "<", ">=", ">", "=")}
+"""The relations of comparisons by their texts in version 1; there is also ``!=``."""
+
+
+class Scope(Protocol):
+    """The variables that are declared, inputs ``X`` and outputs ``Y``, each by an index, with the lines."""
+
+    @property
+    def lines(self) -> Mapping[str, Mapping[int, int]]: ...
+
+    def variable(self, token: Token) -> tuple[str, int] | None:
+        """Return the variable; ``None`` if the token cannot be one. Raises :class:`VnnlibError` if none is declared."""
+
+    @property
+    def relations(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,16 @@ class Declared:
     """Indices of each name with the lines of their declarations."""
 
     lines: dict[str, dict[int, int]] = field(default_factory=lambda: {"X": {}, "Y": {}})
+    relations: Mapping[str, str] = field(default_factory=RELATIONS.copy)
+
+    def variable(self, token: Token) -> tuple[str, int] | None:
+        match = VARIABLE.fullmatch(token.text)
+        if match is None:
+            return None
+        name, index = match.group(1), int(match.group(2))
+        if index not in self.lines[name]:
+            raise token.refuse(DECLARED)
+        return name, index
 
     def count(self, name: str) -> int:
         known = self.lines[name]
@@ -87,15 +112,16 @@ class Expansion:
             raise VnnlibError(f"line {near.line}: {message}, counted as often as cases repeat them")
 
 
-def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, holds: bool = True) -> list[Conjunction]:
+def formula(tree: Tree, declared: Scope, expansion: Expansion, near: Token, holds: bool = True) -> list[Conjunction]:
     """Parse a formula, or its negation; a message about an empty formula points to ``near``."""
     if isinstance(tree, SimpleComparison):
         return [(_simple(tree, declared, holds),)]
     if isinstance(tree, Token) or not tree or not isinstance(tree[0], Token):
         raise first([tree, near]).refuse("(and …), (or …), (not …), (=> …) or a comparison, as (<= …)")
     head, rest = tree[0], tree[1:]
-    if head.text in _COMPARISONS:
-        return _comparison(head, [_expression(part, declared, head) for part in rest], expansion, holds)
+    if (relation := declared.relations.get(head.text)) is not None:
+        sides = [_expression(part, declared, head) for part in rest]
+        return _comparison(head, relation, sides, expansion, holds)
     if head.text in ("and", "or"):
         parts = [formula(part, declared, expansion, head, holds) for part in rest]
         return _combine(parts, (head.text == "or") is holds, expansion, head)
@@ -104,21 +130,21 @@ def formula(tree: Tree, declared: Declared, expansion: Expansion, near: Token, h
             raise head.refuse(f"one formula, not {len(rest)},")
         return formula(rest[0], declared, expansion, head, not holds)
     if head.text != "=>":
-        raise head.refuse(f"and, or, not, => or one of {' '.join(_COMPARISONS)}")
+        raise head.refuse(f"and, or, not, => or one of {' '.join(declared.relations)}")
     if len(rest) < 2:
         raise head.refuse(f"two formulas, not {len(rest)},")
     premises = [formula(part, declared, expansion, head, not holds) for part in rest[:-1]]
     return _combine([*premises, formula(rest[-1], declared, expansion, head, holds)], holds, expansion, head)
 
 
-def _simple(tree: SimpleComparison, declared: Declared, holds: bool) -> Constraint:
+def _simple(tree: SimpleComparison, declared: Scope, holds: bool) -> Constraint:
     """Return what :func:`_comparison` gives for a variable and a number, or for two variables."""
-    relation, line, name, index, other = tree
+    relation, line, name, index, other, column = tree
     if index not in declared.lines[name]:
-        raise Token(f"{name}_{index}", line).refuse(DECLARED)
+        raise Token(f"{name}_{index}", line, column).refuse(DECLARED)
     is_upper, strict = (relation[0] == "<") is holds, (len(relation) == 1) is holds
     if other[0] not in "XY":
-        value = number(other, line)
+        value = number(Token(other, line, column))
         if name == "X":
             return InputBound(index, is_upper, value, strict, tree)
         return (
@@ -126,7 +152,7 @@ def _simple(tree: SimpleComparison, declared: Declared, holds: bool) -> Constrai
         )
     own, place = (name, index), (other[0], int(other[2:]))
     if place[1] not in declared.lines[place[0]]:
-        raise Token(other, line).refuse(DECLARED)
+        raise Token(other, line, column).refuse(DECLARED)
     low, high = (own, place) if is_upper else (place, own)
     terms = [(*low, ONE), (*high, MINUS_ONE)] if own != place else []
     return constraint(terms, ZERO, strict, tree)
@@ -140,40 +166,39 @@ def _combine(parts: Sequence[list[Conjunction]], any_of: bool, expansion: Expans
     return [tuple(chain.from_iterable(chosen)) for chosen in product(*parts)]
 
 
-def _comparison(head: Token, sides: Sequence[Expression], expansion: Expansion, holds: bool) -> list[Conjunction]:
+def _comparison(
+    head: Token, relation: str, sides: Sequence[Expression], expansion: Expansion, holds: bool
+) -> list[Conjunction]:
     """Compare each side with the next, as in SMT-LIB: ``(<= 0 X_0 1)``."""
     if len(sides) < 2:
         raise head.refuse(f"two sides, not {len(sides)}, for the comparison")
-    ascending = sides[::-1] if head.text.startswith(">") else sides
-    parts = [_compare(head, low, high, holds) for low, high in pairwise(ascending)]
+    if relation == "!=":
+        return _comparison(head, "=", sides, expansion, not holds)
+    ascending = sides[::-1] if relation.startswith(">") else sides
+    parts = [_compare(head, relation, low, high, holds) for low, high in pairwise(ascending)]
     return _combine(parts, not holds, expansion, head)
 
 
-def _compare(head: Token, low: Expression, high: Expression, holds: bool) -> list[Conjunction]:
+def _compare(head: Token, relation: str, low: Expression, high: Expression, holds: bool) -> list[Conjunction]:
     def below(left: Expression, right: Expression, strict: bool) -> Conjunction:
         difference = total([left, right.times(MINUS_ONE)])
         terms = [(*variable, factor) for variable, factor in difference.terms.items() if factor]
         return (constraint(terms, -difference.constant, strict, head),)
 
-    if head.text == "=":
+    if relation == "=":
         if holds:
             return [below(low, high, False) + below(high, low, False)]
         return [below(low, high, True), below(high, low, True)]
-    strict = head.text in ("<", ">")
+    strict = relation in ("<", ">")
     return [below(low, high, strict) if holds else below(high, low, not strict)]
 
 
-def _leaf(tree: Token, declared: Declared) -> Expression:
-    match = VARIABLE.fullmatch(tree.text)
-    if match is None:
-        return Expression({}, number(tree.text, tree.line))
-    name, index = match.group(1), int(match.group(2))
-    if index not in declared.lines[name]:
-        raise tree.refuse(DECLARED)
-    return Expression({(name, index): ONE})
+def _leaf(tree: Token, declared: Scope) -> Expression:
+    variable = declared.variable(tree)
+    return Expression({}, number(tree)) if variable is None else Expression({variable: ONE})
 
 
-def _expression(tree: Tree, declared: Declared, near: Token) -> Expression:
+def _expression(tree: Tree, declared: Scope, near: Token) -> Expression:
     if isinstance(tree, Token):
         return _leaf(tree, declared)
     if isinstance(tree, SimpleComparison) or not tree or not isinstance(tree[0], Token) or len(tree) < 2:
@@ -193,17 +218,16 @@ def _expression(tree: Tree, declared: Declared, near: Token) -> Expression:
     return total(parts)
 
 
-def _term(tree: list[Tree], declared: Declared) -> Expression | None:
+def _term(tree: list[Tree], declared: Scope) -> Expression | None:
     """Return ``(* number variable)`` at once, since large files have many."""
     if len(tree) != 3:
         return None
     head, factor, variable = tree
     if not (isinstance(head, Token) and isinstance(factor, Token) and isinstance(variable, Token)):
         return None
-    if head.text != "*" or factor.text[0] in "XY" or not (match := VARIABLE.fullmatch(variable.text)):
+    if head.text != "*" or factor.text[0].isalpha() or (found := declared.variable(variable)) is None:
         return None
-    name, index = match.group(1), int(match.group(2))
-    return Expression({(name, index): number(factor.text, factor.line)}) if index in declared.lines[name] else None
+    return Expression({found: number(factor)})
 
 
 def _product(head: Token, parts: Sequence[Expression]) -> Expression:
@@ -230,20 +254,26 @@ _HEADERS = frozenset({"set-logic", "set-info", "set-option", "check-sat", "get-m
 """Statements about the solver and its output, not about the query."""
 
 
-@uncollected()
-def parse(text: str) -> Query:
+def read_version_1(text: str) -> Query:
     """Parse a file's text into its query. Raises :class:`VnnlibError`."""
     declared, expansion = Declared(), Expansion()
     assertions: list[list[Conjunction]] = []
-    for tree in trees(text):
+    for tree in trees(text, Spelling1()):
         _statement(tree, declared, expansion, assertions)
-    inputs, outputs = declared.count("X"), declared.count("Y")
+    sizes = declared.count("X"), declared.count("Y")
+    return combine(sizes, InputIntervals(declared.lines["X"]), assertions, expansion)
+
+
+def combine(
+    sizes: tuple[int, int], intervals: InputIntervals, assertions: Sequence[list[Conjunction]], expansion: Expansion
+) -> Query:
+    """Return the query in which all assertions hold, of so many inputs and outputs. Raises :class:`VnnlibError`."""
     if not assertions:
         raise VnnlibError("line 1: the file asserts nothing, expected at least one (assert …)")
     alternatives = [each for each in assertions if len(each) != 1]
     common = [linear for each in assertions if len(each) == 1 for linear in each[0]]
     expansion.check(alternatives, Token("assert", 1))
-    shared = Conditions(InputIntervals(declared.lines["X"])).adding(common)
+    shared = Conditions(intervals).adding(common)
     found, boxes = [], 0
     for parts in product(*alternatives):
         chosen = shared.adding([linear for part in parts for linear in part])
@@ -251,9 +281,9 @@ def parse(text: str) -> Query:
         if disjunct is not None:
             found.append(disjunct)
             boxes += chosen.ends is not shared.ends or bool(chosen.constraints)
-            if boxes * inputs > MOST_ENDS:
+            if boxes * sizes[0] > MOST_ENDS:
                 raise VnnlibError(f"line 1: the disjunctions need more than {MOST_ENDS} numbers for their input boxes")
-    return Query(inputs, outputs, tuple(found))
+    return Query(*sizes, tuple(found))
 
 
 def _statement(tree: list[Tree], declared: Declared, expansion: Expansion, assertions: list[list[Conjunction]]) -> None:

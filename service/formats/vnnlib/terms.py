@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import inf, nextafter
 from sys import float_info
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from service.formats.vnnlib.query import Halfspace, Number, VnnlibError
 
@@ -25,10 +25,16 @@ DEEPEST = 100
 class Token(NamedTuple):
     text: str
     line: int
+    column: int = 0
+    """The first is 1; 0 stands for one that is not told."""
 
     def refuse(self, expected: str) -> VnnlibError:
         shown = self.text if len(self.text) <= 60 else f"{self.text[:60]}…"
-        return VnnlibError(f"line {self.line}: got {shown!r}, expected {expected}")
+        return VnnlibError(f"{self.where}: got {shown!r}, expected {expected}")
+
+    @property
+    def where(self) -> str:
+        return f"line {self.line}, column {self.column}" if self.column else f"line {self.line}"
 
 
 class SimpleComparison(NamedTuple):
@@ -39,10 +45,11 @@ class SimpleComparison(NamedTuple):
     name: str
     place: int
     other: str
+    column: int = 0
 
     @property
     def token(self) -> Token:
-        return Token(self.relation, self.line)
+        return Token(self.relation, self.line, self.column)
 
     def refuse(self, expected: str) -> VnnlibError:
         return self.token.refuse(expected)
@@ -51,27 +58,53 @@ class SimpleComparison(NamedTuple):
 Tree = Token | SimpleComparison | list["Tree"]
 
 
-def trees(text: str) -> Iterator[list[Tree]]:
+class Spelling(Protocol):
+    """How a version of the language spells its tokens; the first group of ``pattern`` is a simple relation.
+    The declarations that have been read decide what a name means.
+    """
+
+    @property
+    def pattern(self) -> re.Pattern[str]: ...
+
+    @property
+    def statements(self) -> str: ...
+
+    @property
+    def tells_columns(self) -> bool: ...
+
+    def simple(self, match: re.Match[str], line: int, column: int) -> SimpleComparison: ...
+
+
+class Spelling1:
+    """Version 1: variables are ``X_i`` and ``Y_i``."""
+
+    pattern, statements, tells_columns = _TOKEN, STATEMENTS, False
+
+    def simple(self, match: re.Match[str], line: int, column: int) -> SimpleComparison:
+        relation, name, index, other = match.groups()
+        return SimpleComparison(relation, line, name, int(index), other, column)
+
+
+def trees(text: str, spelling: Spelling) -> Iterator[list[Tree]]:
     """Yield top-level expressions, one at a time: files of thousands of lines never become one tree."""
     stack: list[list[Tree]] = []
     opened: list[Token] = []
-    line = 1
-    for match in _TOKEN.finditer(text):
-        part = match.group()
+    line, start, tells_columns = 1, -1, spelling.tells_columns
+    for match in spelling.pattern.finditer(text):
+        part, column = match.group(), match.start() - start if tells_columns else 0
         if part == "\n":
-            line += 1
+            line, start = line + 1, match.start()
         elif len(part) == 1 and part in "()":
-            if (done := _bracket(Token(part, line), stack, opened)) is not None:
+            if (done := _bracket(Token(part, line, column), stack, opened)) is not None:
                 yield done
         elif part[0] != ";":
-            relation, name, index, other = match.groups()
-            is_simple = relation is not None
+            is_simple = match.group(1) is not None
             if not stack:
-                raise Token(relation or part, line).refuse(STATEMENTS if is_simple else "'('")
-            leaf = SimpleComparison(relation, line, name, int(index), other) if is_simple else Token(part, line)
-            stack[-1].append(leaf)
+                found = Token(match.group(1) or part, line, column)
+                raise found.refuse(spelling.statements if is_simple else "'('")
+            stack[-1].append(spelling.simple(match, line, column) if is_simple else Token(part, line, column))
     if opened:
-        raise VnnlibError(f"line {opened[-1].line}: got '(' that nothing closes, expected ')'")
+        raise VnnlibError(f"{opened[-1].where}: got '(' that nothing closes, expected ')'")
 
 
 def _bracket(token: Token, stack: list[list[Tree]], opened: list[Token]) -> list[Tree] | None:
@@ -187,11 +220,11 @@ def constraint(
     return LinearConstraint(tuple(terms), threshold, strict, origin)
 
 
-def number(text: str, line: int) -> Fraction:
+def number(token: Token) -> Fraction:
     """Parse a decimal number. Raises :class:`VnnlibError` for another text, and for one that is very long."""
-    found = _parsed(text)
+    found = _parsed(token.text)
     if isinstance(found, str):
-        raise Token(text, line).refuse(found)
+        raise token.refuse(found)
     return found
 
 

@@ -113,7 +113,7 @@ def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) ->
             continue
         except ValueError as error:
             broken = pair.query if pair.model in models else pair.model
-            yield f"line {pair.line}, {broken}: {error}", file, "one ONNX model of numbers, and VNN-LIB 1"
+            yield f"line {pair.line}, {broken}: {error}", file, "one ONNX model of numbers, and VNN-LIB 1 or 2.0"
             continue
         for message, expected in _misfits(queries[pair.query], models[pair.model]):
             yield f"line {pair.line}, {pair.name}: {message}", file, expected
@@ -133,7 +133,7 @@ def _check_file(path: str, file: str, content: Path, model: Outline | None) -> I
     try:
         found = sources(content)
     except VnnlibError as error:
-        yield Problem(path, str(error), file, "VNN-LIB 1 as text, its gzip, or a zip or an uncompressed tar of such")
+        yield Problem(path, str(error), file, "VNN-LIB as text, its gzip, or a zip or an uncompressed tar of such")
         return
     shown = 0
     for source in found:
@@ -143,7 +143,7 @@ def _check_file(path: str, file: str, content: Path, model: Outline | None) -> I
         try:
             query = parse(source.text)
         except VnnlibError as error:
-            yield Problem(path, f"{where}{error}", file, "a query in VNN-LIB 1")
+            yield Problem(path, f"{where}{error}", file, "a query in VNN-LIB 1 or 2.0")
             shown += 1
             continue
         for message, expected in _misfits(query, model):

@@ -129,7 +129,7 @@ class FromOnnx(Strict):
 
 
 class VnnlibProperty(Strict):
-    """Queries of uploaded VNN-LIB 1 files: *verified* if no input satisfies one, *falsified* by one that does.
+    """Queries of uploaded VNN-LIB files, of version 1 or 2.0: *verified* if no input satisfies one, *falsified* by one.
 
     A file is a text, compressed by gzip or not, or a zip or an uncompressed tar of such files, each of which is an
     instance, in order of their paths. Several files are instances one after the other.
