@@ -24,6 +24,7 @@ from hostile_service import Hostile, hostile_service
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lanes import examples, first_fast
+from onnx_models import model, node
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -102,6 +103,9 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["vnncomp", "run", "c", "ONNX", "VNNLIB", "OUT", "60"], ["vnncomp", "prepare", "c", "ONNX", "VNNLIB"],
         ["vnncomp", "score", "BENCHMARK", "--into", "NEW"],
     ],
+    "vnnlib": [
+        ["vnnlib", "verify", "VNNLIB2", "--network", "NETWORK", "--timeout", "60"], ["vnnlib", "supports", "--x"],
+    ],
     "webhooks": [
         ["webhooks", "create", "https://h"], ["webhooks", "create", "https://h", "--json"], ["webhooks", "list"],
         ["webhooks", "list", "--json"], ["webhooks", "deliveries", "w"], ["webhooks", "deliveries", "w", "--json"],
@@ -121,6 +125,7 @@ WORDLESS = [
     ["shares", "weigh", "p", "2"], ["projects", "delete", "p"], ["projects", "members", "remove", "p", "m"],
     ["accounts", "delete", "n"], ["audit", "verify"], ["audit", "verify", "--json"], ["uploads", "delete", "f"],
     ["webhooks", "delete", "w"], ["vnncomp", "prepare", "c", "ONNX", "VNNLIB"],
+    ["vnnlib", "supports", "--x"],
 ]  # fmt: skip
 """Of the commands above, those that repeat no word of the service's unless it refuses them."""
 
@@ -150,6 +155,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "net.onnx").touch()
     declared = "(declare-const X_0 Real)(declare-const Y_0 Real)"
     (made / "query.vnnlib").write_text(f"{declared}(assert (<= X_0 1))(assert (>= X_0 0))(assert (>= Y_0 0))")
+    declared = "(declare-network f (declare-input X real [1]) (declare-output Y real [1]))"
+    asserted = "(assert (and (<= X[0] 1) (>= X[0] 0) (>= Y[0] 0)))"
+    (made / "query2.vnnlib").write_text(f"(vnnlib-version <2.0>){declared}{asserted}")
+    (made / "relu.onnx").write_bytes(model([node("Relu", ["x"])], [1]))
     (made / "instances.csv").write_text("net.onnx,query.vnnlib,60\n")
     return made
 
@@ -158,6 +167,7 @@ def run(service: Hostile, folder: Path, words: list[str], **environment: str) ->
     """Both outputs of a command, which may refuse but not break."""
     files = {"SPEC": str(folder / "spec.yaml"), "OUT": str(folder / "out"), "BENCHMARK": str(folder)}
     files |= {"ONNX": str(folder / "net.onnx"), "VNNLIB": str(folder / "query.vnnlib"), "NEW": mkdtemp(dir=folder)}
+    files |= {"VNNLIB2": str(folder / "query2.vnnlib"), "NETWORK": f"f={folder / 'relu.onnx'}"}
     variables = {"TRIVET_URL": service.url, "TRIVET_KEY": "tvt_x_y", "TRIVET_DATA": str(folder / "data"), **environment}
     result = CliRunner().invoke(APP, [files.get(word, word) for word in words], env=variables)
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
