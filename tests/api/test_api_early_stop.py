@@ -76,7 +76,7 @@ def test_one_that_has_done_all_when_it_is_told_says_nothing_of_it(
 def test_a_judgement_outlives_the_attempt_and_a_repeated_step_counts_once(
     client: TestClient, worker: Worker, store: Store
 ) -> None:
-    _, (good, bad, _) = sweep(client)
+    _, (good, bad, third) = sweep(client)
     first, second = worker.start(good), worker.start(bad)
     evaluate(worker, first, s2=1.0)
     evaluate(worker, second, s2=2.0)
@@ -86,6 +86,8 @@ def test_a_judgement_outlives_the_attempt_and_a_repeated_step_counts_once(
     assert (again.attempt, store.attempts.renew(again)) == (2, EndEarly(WHY))
     evaluate(worker, again, s2=0.5)
     assert store.sweeps.stop_early() is None
+    evaluate(worker, worker.start(third), s2=1.5)
+    assert "number 2 of 3" in judge(store)[third]
     client.post(f"/v1/jobs/{bad}/cancel")
     assert store.attempts.renew(again) == "stop"
 
