@@ -206,7 +206,8 @@ def test_an_installed_kind_is_listed_checked_and_run(extended: Service, estimate
     assert "rounds" in extended.http.get("/v1/kinds/estimate/schema").json()["properties"]
     document = extended.http.get("/openapi.json").json()["components"]["schemas"]
     assert "EstimateSpec" in document
-    assert document["Job"]["properties"]["kind"]["enum"] == ["train", "verify", "compile", "chain", "run", "estimate"]
+    kinds = ["train", "verify", "compile", "chain", "run", "script", "estimate"]
+    assert document["Job"]["properties"]["kind"]["enum"] == kinds
 
     for path, change in {
         "points": {"points": 64_001},
@@ -263,7 +264,7 @@ def test_the_page_of_an_installed_kind_has_its_own_section(extended: Service, es
         expect(estimate).to_contain_text(f"π is about {estimated['result']['estimate']:.4f}.")
         page.goto("/")
         expect(page.get_by_label("Kind").locator("option")).to_have_text(
-            ["All kinds", "train", "verify", "compile", "chain", "run", "estimate"]
+            ["All kinds", "train", "verify", "compile", "chain", "run", "script", "estimate"]
         )
         browser.close()
     assert complaints == []
