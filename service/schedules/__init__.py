@@ -9,7 +9,14 @@ from service.schedules.zbv import ZBV
 from service.schedules.zero_bubble import ZERO_BUBBLE
 
 GENERATORS: dict[str, Generator] = {
-    generator.name: generator for generator in (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, ZBV)
+    generator.name: generator
+    for generator in (
+        GPIPE,
+        ONE_F_ONE_B,
+        INTERLEAVED,
+        ZERO_BUBBLE,
+        ZBV,
+    )
 }
 
 
