@@ -19,9 +19,7 @@ _AT_ONCE = 64
 _END = object()
 
 
-def _twin(
-    method: Callable[Concatenate[Client, P], R],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
+def _twin(method: Callable[Concatenate[Client, P], R]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
     """Return a coroutine that runs a method of the client in a thread."""
 
     @wraps(method)

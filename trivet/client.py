@@ -16,16 +16,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from service.jobs.events import Level
-from service.jobs.records import (
-    Artifact,
-    Job,
-    JobCounts,
-    JobPage,
-    ListedJob,
-    ProjectShare,
-    QueueLine,
-    QueuePage,
-)
+from service.jobs.records import Artifact, Job, JobCounts, JobPage, ListedJob, ProjectShare, QueueLine, QueuePage
 from service.jobs.spec.common import TERMINAL, CommonSpec, JobState
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection, lines_of
 from trivet.errors import Refused, TrivetError, Unreachable
@@ -88,11 +79,7 @@ class Client(FileCalls, OperatorCalls, ModuleCalls):
         self.close()
 
     def submit(
-        self,
-        spec: CommonSpec | Mapping[str, Any],
-        *,
-        idempotency_key: str | None = None,
-        project: str | None = None,
+        self, spec: CommonSpec | Mapping[str, Any], *, idempotency_key: str | None = None, project: str | None = None
     ) -> Job:
         """Submit a job. If the answer is lost, the call repeats under one idempotency key, so one call is one job.
         Only an operator's key may name a project other than its own.

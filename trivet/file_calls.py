@@ -27,11 +27,7 @@ class FileCalls:
     _connection: Connection
 
     def upload(
-        self,
-        path: str | PathLike[str],
-        media_type: str = "application/octet-stream",
-        *,
-        project: str | None = None,
+        self, path: str | PathLike[str], media_type: str = "application/octet-stream", *, project: str | None = None
     ) -> StoredFile:
         """Upload a file, or a zip of a script's folder; the same bytes give the same id.
 

@@ -6,7 +6,8 @@ Resources are loaded when first used, which saves every other command a tenth of
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from service.jobs.records import Host
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from service.jobs.monitoring.alerts import ShownAlert
     from trivet.resources import AccountsResource, AuditResource, KeysResource, ProjectsResource
     from trivet.webhooks import WebhooksResource
+
+
+def _resource(module: str, name: str) -> Any:
+    """Return the property of a resource, whose module is loaded with its first use."""
+    return cached_property(lambda calls: getattr(import_module(f"trivet.{module}"), name)(calls._connection))
 
 
 class OperatorCalls:
@@ -43,32 +49,8 @@ class OperatorCalls:
         answer = self._connection.json("GET", "/v1/alerts", params={"all": everything})
         return [ShownAlert.model_validate(item) for item in answer["items"]]
 
-    @cached_property
-    def keys(self) -> KeysResource:
-        from trivet.resources import KeysResource  # noqa: PLC0415
-
-        return KeysResource(self._connection)
-
-    @cached_property
-    def accounts(self) -> AccountsResource:
-        from trivet.resources import AccountsResource  # noqa: PLC0415
-
-        return AccountsResource(self._connection)
-
-    @cached_property
-    def audit(self) -> AuditResource:
-        from trivet.resources import AuditResource  # noqa: PLC0415
-
-        return AuditResource(self._connection)
-
-    @cached_property
-    def projects(self) -> ProjectsResource:
-        from trivet.resources import ProjectsResource  # noqa: PLC0415
-
-        return ProjectsResource(self._connection)
-
-    @cached_property
-    def webhooks(self) -> WebhooksResource:
-        from trivet.webhooks import WebhooksResource  # noqa: PLC0415
-
-        return WebhooksResource(self._connection)
+    keys: cached_property[KeysResource] = _resource("resources", "KeysResource")
+    accounts: cached_property[AccountsResource] = _resource("resources", "AccountsResource")
+    audit: cached_property[AuditResource] = _resource("resources", "AuditResource")
+    projects: cached_property[ProjectsResource] = _resource("resources", "ProjectsResource")
+    webhooks: cached_property[WebhooksResource] = _resource("webhooks", "WebhooksResource")

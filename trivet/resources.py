@@ -14,11 +14,11 @@ from service.jobs.records.audit import AuditAction, AuditPage
 from trivet.connection import Connection, lines_of
 
 
+@dataclass(frozen=True)
 class KeysResource:
     """API keys; needs an admin key."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    _connection: Connection
 
     def create(
         self,
@@ -51,11 +51,11 @@ class KeysResource:
         self._connection.json("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
 
 
+@dataclass(frozen=True)
 class AccountsResource:
     """Service accounts; needs an admin key."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    _connection: Connection
 
     def create(self, name: str, scopes: Sequence[Scope] = ("submit",), project: str | None = None) -> ServiceAccount:
         """Create an account of a project, or an operator's, without keys."""
@@ -87,11 +87,11 @@ def _account(name: str) -> str:
     return f"/v1/accounts/{quote(name, safe='')}"
 
 
+@dataclass(frozen=True)
 class AuditResource:
     """The audit log; needs an admin key."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    _connection: Connection
 
     def page(self, *, limit: int | None = None, cursor: str | None = None, **wanted: Unpack[_AuditWanted]) -> AuditPage:
         """Return a page of entries, newest first."""

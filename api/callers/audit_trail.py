@@ -18,12 +18,7 @@ _SESSION_DIGITS = 16
 
 
 def audit(
-    request: Request,
-    action: AuditAction,
-    *,
-    job: str | None = None,
-    subject: str | None = None,
-    **detail: str,
+    request: Request, action: AuditAction, *, job: str | None = None, subject: str | None = None, **detail: str
 ) -> None:
     """Append an entry to the audit log: the caller of ``request`` did ``action``.
 

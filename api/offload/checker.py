@@ -56,8 +56,7 @@ class Checker:
         self._settings = tuning
         self._addresses = NamedAddresses(settings)
         self._limits = CheckLimits(
-            memory_bytes=round(settings.check_memory_gib * 2**30),
-            processor_s=settings.check_seconds,
+            memory_bytes=round(settings.check_memory_gib * 2**30), processor_s=settings.check_seconds
         )
         self._room = asyncio.Semaphore(settings.max_checks)
         self._owners: dict[str, asyncio.Lock] = {}

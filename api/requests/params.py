@@ -17,13 +17,11 @@ After = Annotated[str | None, Query(max_length=4000, description="only events af
 Types = Annotated[str | None, Query(max_length=200, description="event types, separated by commas; all when absent")]
 
 IdempotencyKey = Annotated[
-    str | None,
-    Header(min_length=1, max_length=200, description="for a day, the same key and body give the same jobs"),
+    str | None, Header(min_length=1, max_length=200, description="for a day, the same key and body give the same jobs")
 ]
 
 TargetProject = Annotated[
-    ProjectName | None,
-    Query(description="the project, which only an operator's key may choose; `default` when absent"),
+    ProjectName | None, Query(description="the project, which only an operator's key may choose; `default` when absent")
 ]
 
 _EVENT_STREAM = "text/event-stream"

@@ -67,22 +67,14 @@ class ProblemError(Exception):
 
 
 def respond(
-    status: int,
-    detail: str,
-    *,
-    errors: Sequence[FieldError] | None = None,
-    headers: Mapping[str, str] | None = None,
+    status: int, detail: str, *, errors: Sequence[FieldError] | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return a problem as a response: at most :data:`MOST_ERRORS` fields, and no text too long to read."""
     title = HTTPStatus(status).phrase
     errors = None if errors is None else _bounded(errors)
     request_id = log_field("request_id")
     body = ProblemDetails(
-        title=title,
-        status=status,
-        detail=shortened(detail, _LONGEST_DETAIL),
-        errors=errors,
-        request_id=request_id,
+        title=title, status=status, detail=shortened(detail, _LONGEST_DETAIL), errors=errors, request_id=request_id
     )
     content = body.model_dump(exclude_none=True)
     if errors is not None:

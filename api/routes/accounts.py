@@ -41,11 +41,7 @@ def create_account(body: NewAccount, request: Request, key: Admin, store: StoreD
     """Create a service account, which has no keys yet."""
     account = store.accounts.create(body.name, body.scopes, body.project)
     audit(
-        request,
-        "account.create",
-        subject=account.name,
-        project=account.project or "",
-        scopes=",".join(account.scopes),
+        request, "account.create", subject=account.name, project=account.project or "", scopes=",".join(account.scopes)
     )
     return account
 

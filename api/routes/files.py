@@ -19,11 +19,7 @@ from service.jobs.store import Store, UploadedBy
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FORM = {
-    "schema": {
-        "type": "object",
-        "required": ["file"],
-        "properties": {"file": {"type": "string", "format": "binary"}},
-    }
+    "schema": {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
 }
 _BODY = {
     "requestBody": {"required": True, "content": {"application/octet-stream": _BINARY, "multipart/form-data": _FORM}}

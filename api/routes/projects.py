@@ -124,7 +124,5 @@ def stop_sharing_job(job: ChangeableJob, project: ProjectName, request: Request,
 
 def _details(store: StoreDep, project: Project) -> ProjectDetails:
     return ProjectDetails(
-        **project.model_dump(),
-        members=store.projects.members(project.name),
-        usage=store.projects.usage(project.name),
+        **project.model_dump(), members=store.projects.members(project.name), usage=store.projects.usage(project.name)
     )

@@ -32,10 +32,7 @@ def _plan_request(job: ReadableJob) -> PlanRequest:
 
 @router.get("/jobs/{job_id}/schedule", response_model=Plan)
 async def get_job_schedule(
-    plan_request: Annotated[PlanRequest, Depends(_plan_request)],
-    key: Reader,
-    checker: CheckerDep,
-    request: Request,
+    plan_request: Annotated[PlanRequest, Depends(_plan_request)], key: Reader, checker: CheckerDep, request: Request
 ) -> Response:
     """Return the schedule of one step of a pipeline, with its predicted times and costs, in units of one forward."""
     plan = await while_connected(request, checker.answer(plan_request, key.owner))

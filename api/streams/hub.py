@@ -49,10 +49,7 @@ class Hub:
     """Fans the streams of jobs out to subscriptions. Lives in one event loop."""
 
     def __init__(
-        self,
-        tail: StreamTail,
-        ended: Callable[[Sequence[Credential]], set[Credential]],
-        settings: HubSettings,
+        self, tail: StreamTail, ended: Callable[[Sequence[Credential]], set[Credential]], settings: HubSettings
     ) -> None:
         """Make a hub that reads nothing yet; ``ended`` returns the credentials that no longer admit anybody,
         from the store.

@@ -75,11 +75,7 @@ class PlainModel(nn.Module):
 
 
 def build_plain(
-    config: ModelConfig,
-    constructor: Callable[[], nn.Module],
-    *,
-    device: torch.device,
-    seed: int,
+    config: ModelConfig, constructor: Callable[[], nn.Module], *, device: torch.device, seed: int
 ) -> PlainModel:
     """Return the model of the module that ``constructor`` makes, on ``device``.
 

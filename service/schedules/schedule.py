@@ -101,12 +101,7 @@ def check_sizes(pp: int, virtual_stages: int, micro_batches: int) -> None:
 
 
 # The gradients of inputs and of weights are about one forward each: two matrix products instead of one.
-_DURATION = {
-    Op.FORWARD: 1.0,
-    Op.BACKWARD: 2.0,
-    Op.BACKWARD_INPUT: 1.0,
-    Op.BACKWARD_WEIGHT: 1.0,
-}
+_DURATION = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 
 
 @dataclass(frozen=True, slots=True)

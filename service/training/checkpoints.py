@@ -40,11 +40,7 @@ class Checkpoints(ABC):
     """
 
     def __init__(
-        self,
-        spec: TrainSpec,
-        context: RunContext,
-        device: torch.device,
-        rows: Mapping[str, int] | None = None,
+        self, spec: TrainSpec, context: RunContext, device: torch.device, rows: Mapping[str, int] | None = None
     ) -> None:
         self._spec, self._context, self._device, self._rows = spec, context, device, rows
         kind = BackgroundSaver if spec.checkpoint.async_ else DirectSaver

@@ -173,11 +173,7 @@ def assemble(
         updater=updater_for(spec.optimizer, stages.values(), whole, device),
         compile_modes=inputs.compile_modes,
         parameters=sum(parameter.numel() for parameter in whole.parameters()),
-        origin={
-            "parallel": spec.parallel.model_dump(),
-            "data_sha256": dataset.sha256,
-            "labels_sha256": inputs.labels,
-        },
+        origin={"parallel": spec.parallel.model_dump(), "data_sha256": dataset.sha256, "labels_sha256": inputs.labels},
     )
 
 

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from own_broker import own_broker
+from ports import free_port
 from pydantic import SecretStr, ValidationError
 from waiting import eventually
 
@@ -39,10 +39,12 @@ from service.jobs.store.keyspace import EXPORTS_DUE
 LOSSES = [2.5, math.nan, 1.25]
 RESULT = {"loss": 1.25, "verdicts": {"verified": 3, "unknown": 1}, "gate": {"train": "inductor"}}
 TOKEN = "a-secret-of-the-operator"
-with socket.create_server(("127.0.0.1", 0)) as free:
-    PORT = int(free.getsockname()[1])
-    """The port of the receiver, for which the operator's settings have the token."""
+PORT = free_port()
+"""The port of the receiver, for which the operator's settings have the token."""
 REPORT = b'{"of": "a job"}'
+
+
+Service = tuple[str, Settings, Store]
 
 
 @pytest.fixture
@@ -57,12 +59,6 @@ class World:
     def __init__(self, url: str, settings: Settings, store: Store) -> None:
         self.settings, self.store, self.worker = settings, store, Worker(store)
         self.client = httpx2.Client(base_url=url, headers=bearer(Keys(store)["submit"]), timeout=60.0)
-
-    def __enter__(self) -> World:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
 
     def submit(self, spec: dict[str, Any], **export: Any) -> str:
         answer = self.client.post("/v1/jobs", json={**spec, "export": export} if export else spec)
@@ -120,11 +116,9 @@ def service(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture
 def world(service: Service, redis: redis_py.Redis) -> Iterator[World]:
-    with World(*service) as found:
+    found = World(*service)
+    with found.client:
         yield found
-
-
-Service = tuple[str, Settings, Store]
 
 
 def test_mlflow_gets_a_run_with_all_of_a_job(world: World, receiver: ExportReceiver) -> None:
@@ -371,12 +365,7 @@ def test_mlflow_itself_has_the_run(world: World, tmp_path: Path) -> None:
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    words += [
-        "--backend-store-uri",
-        f"sqlite:///{tmp_path}/mlflow.db",
-        "--artifacts-destination",
-        str(tmp_path / "mlruns"),
-    ]
+    words += [f"--backend-store-uri=sqlite:///{tmp_path}/mlflow.db", f"--artifacts-destination={tmp_path}/mlruns"]
     with subprocess.Popen([str(MLFLOW), *words], cwd=tmp_path, start_new_session=True) as server:
         try:
             eventually(lambda: is_up(address))
@@ -394,12 +383,6 @@ def test_mlflow_itself_has_the_run(world: World, tmp_path: Path) -> None:
     assert described["data"]["metrics"]["result.verdicts.verified"] == 3
     assert described["data"]["tags"]["trivet.job"] == job
     assert [each["path"] for each in json.loads(listed)] == ["report.json"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_up(address: str) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import compileall
 import os
-import socket
 import subprocess
 import sys
 import tarfile
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 from digits import digits_job
 from local_service import give_way
+from ports import free_port
 from waiting import LIMIT_S, eventually
 
 from service.jobs.files import DataLayout
@@ -56,8 +56,7 @@ class Site:
 
     def __init__(self, folder: Path, broker: str) -> None:
         self._folder, self._broker = folder, broker
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self._parts: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, part: str, sources: Path) -> None:

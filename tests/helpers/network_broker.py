@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import redis
+from ports import free_port
 from waiting import eventually
 
 from service.jobs.host.embedded_broker import find_server
@@ -65,8 +65,7 @@ def _answers(process: subprocess.Popen[bytes], admin: redis.Redis) -> bool:
 
 def _listens(admin: redis.Redis) -> int | None:
     """Let the server listen on a port that was free just now; another process may have taken it since."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    port = free_port()
     try:
         admin.config_set("port", port)
     except redis.ResponseError:

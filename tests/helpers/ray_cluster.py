@@ -13,13 +13,13 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import psutil
+from ports import free_port
 from waiting import LIMIT_S, eventually
 
 from workers.launchers import LauncherContext, LauncherUnavailable
@@ -28,11 +28,6 @@ from workers.launchers.ray import Ray
 _LOOK_S = 0.5
 _REGISTERED_S = 60.0
 _ALL = "3 nodes, 8 CPUs, 0 GPUs"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class RayCluster:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.jobs.accounts import DEFAULT_PROJECT, ROLES, SCOPES
-from trivet.cli.context import JsonFlag, add_commands, client, future, out, print_json, refuse, table
+from trivet.cli.context import JsonFlag, add_commands, client, future, out, print_json, print_list, refuse
 from trivet.cli.fleet import ExpiresOption, print_secret
 from trivet.cli.jobs import age
+
+if TYPE_CHECKING:
+    from service.jobs.records import ServiceAccount
 
 accounts_app = typer.Typer(help="Service accounts (needs an admin key).", no_args_is_help=True)
 
@@ -46,18 +49,16 @@ def key(name: NameArgument, expires: ExpiresOption = None, as_json: JsonFlag = F
 
 def list_accounts(as_json: JsonFlag = False) -> None:
     """List service accounts."""
+    columns = "name", "project", "scopes", "state", "created", "keys"
     with client() as service:
-        found = service.accounts.list()
-    if as_json:
-        print_json({"items": [account.model_dump(mode="json") for account in found]})
-        return
-    rows = table("name", "project", "scopes", "state", "created", "keys")
-    for account in found:
-        state = "disabled" if account.disabled else "enabled"
-        project = "(all)" if account.project is None else account.project
-        ids = " ".join(each.id for each in account.keys)
-        rows.add_row(account.name, project, ", ".join(account.scopes), state, f"{age(account.created_at)} ago", ids)
-    out.print(rows if found else "no service accounts")
+        print_list(service.accounts.list(), as_json, columns, _row, "no service accounts")
+
+
+def _row(account: ServiceAccount) -> tuple[str, ...]:
+    state = "disabled" if account.disabled else "enabled"
+    project = "(all)" if account.project is None else account.project
+    ids = " ".join(each.id for each in account.keys)
+    return account.name, project, ", ".join(account.scopes), state, f"{age(account.created_at)} ago", ids
 
 
 def disable(name: NameArgument) -> None:

@@ -197,6 +197,19 @@ def table(*columns: str) -> Table:
     return made
 
 
+def print_list(
+    found: Sequence[T], as_json: bool, columns: Sequence[str], row: Callable[[T], Sequence[str]], nothing: str = ""
+) -> None:
+    """Print what an answer lists as JSON, or as a table with a row each, or that it is ``nothing``."""
+    if as_json:
+        print_json({"items": plain(found)})
+        return
+    rows = table(*columns)
+    for each in found:
+        rows.add_row(*row(each))
+    out.print(rows if found or not nothing else nothing)
+
+
 def _fields(error: ValidationError) -> str:
     """Return a line per field that was refused here, before the service saw it."""
     lines = []

@@ -19,15 +19,15 @@ from trivet.cli.context import (
     future,
     out,
     print_json,
+    print_list,
     refuse,
-    table,
 )
 from trivet.cli.exit_codes import ExitCode
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
     from service.jobs.monitoring.alerts import ShownAlert
-    from service.jobs.records import ApiKey
+    from service.jobs.records import ApiKey, Host
 
 keys_app = typer.Typer(help="API keys (needs an admin key).", no_args_is_help=True)
 ExpiresOption = Annotated[
@@ -51,24 +51,9 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
         return
     with client() as service:
         found = service.hosts()
-    if as_json:
-        print_json({"items": [host.model_dump(mode="json") for host in found]})
-        return
-    rows = table("host", "state", "launcher", "cuda free", "cpu free", "running", "isolation", "seen")
-    for host in found:
-        free = {pool: len(host.free.get(pool, ())) for pool in ("cuda", "cpu")}
-        rows.add_row(
-            host.name,
-            host.state,
-            LOCAL if host.allocation is None else f"{host.allocation.launcher} {host.allocation.id}",
-            f"{free['cuda']}/{len(host.cuda)}",
-            f"{free['cpu']}/{host.cpu_slots}",
-            " ".join(host.running),
-            " ".join(host.isolation),
-            age(host.seen_at),
-        )
-    out.print(rows if found else "no hosts; start a worker with: trivet worker")
-    for host in found:
+    columns = "host", "state", "launcher", "cuda free", "cpu free", "running", "isolation", "seen"
+    print_list(found, as_json, columns, _host_row, "no hosts; start a worker with: trivet worker")
+    for host in () if as_json else found:
         for launcher, has in host.launchers.items():
             out.print(f"{launcher}, asked by {host.name}: {has}", markup=False)
         if host.overcommitted is not None:
@@ -78,6 +63,13 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
             out.print(f"{host.name} gets no work since {age(failing.since)}: {failing.reason}; {again}", markup=False)
 
 
+def _host_row(host: Host) -> tuple[str, ...]:
+    launcher = LOCAL if host.allocation is None else f"{host.allocation.launcher} {host.allocation.id}"
+    has = {"cuda": len(host.cuda), "cpu": host.cpu_slots}
+    free = [f"{len(host.free.get(pool, ()))}/{count}" for pool, count in has.items()]
+    return host.name, host.state, launcher, *free, " ".join(host.running), " ".join(host.isolation), age(host.seen_at)
+
+
 def alerts(
     everything: Annotated[bool, typer.Option("--all", help="also list those that do not fire")] = False,
     as_json: JsonFlag = False,
@@ -85,26 +77,18 @@ def alerts(
     """List what is wrong with the service, and what to do about it (needs an admin key). Exit 1 if something is."""
     with client() as service:
         found = service.alerts(everything=everything)
-    if as_json:
-        print_json({"items": [alert.model_dump(mode="json") for alert in found]})
-    else:
-        _print_alerts(found)
+    columns = "alert", "state", "severity", "about", "value", "for", "meaning; what to do"
+    print_list(found, as_json, columns, _alert_row, "nothing is wrong")
     if any(alert.state == "firing" for alert in found):
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _print_alerts(alerts: list[ShownAlert]) -> None:
-    if not alerts:
-        out.print("nothing is wrong")
-        return
-    rows = table("alert", "state", "severity", "about", "value", "for", "meaning; what to do")
-    for alert in alerts:
-        about = " ".join(f"{label}={value}" for label, value in alert.labels.items())
-        value = "" if alert.value is None else f"{alert.value:.4g}"
-        told = alert.meaning if alert.state == "ok" else f"{alert.meaning} {alert.action}"
-        lasts = "" if alert.since is None else age(alert.since)
-        rows.add_row(alert.name, alert.state, alert.severity, about, value, lasts, told)
-    out.print(rows)
+def _alert_row(alert: ShownAlert) -> tuple[str, ...]:
+    about = " ".join(f"{label}={value}" for label, value in alert.labels.items())
+    value = "" if alert.value is None else f"{alert.value:.4g}"
+    told = alert.meaning if alert.state == "ok" else f"{alert.meaning} {alert.action}"
+    lasts = "" if alert.since is None else age(alert.since)
+    return alert.name, alert.state, alert.severity, about, value, lasts, told
 
 
 def drain(name: Annotated[str, typer.Argument(help="host")]) -> None:
@@ -172,17 +156,15 @@ def _scopes(scopes: list[str] | None, project: str | None, role: str | None) -> 
 
 def list_keys(as_json: JsonFlag = False) -> None:
     """List keys."""
+    columns = "id", "name", "project", "scopes", "created", "last used", "expires"
     with client() as service:
-        found = service.keys.list()
-    if as_json:
-        print_json({"items": [key.model_dump(mode="json") for key in found]})
-        return
-    rows = table("id", "name", "project", "scopes", "created", "last used", "expires")
-    for key in found:
-        used = "never" if key.last_used_at is None else f"{age(key.last_used_at)} ago"
-        project = "(all)" if key.project is None else key.project
-        rows.add_row(key.id, key.name, project, ", ".join(key.scopes), f"{age(key.created_at)} ago", used, _end(key))
-    out.print(rows)
+        print_list(service.keys.list(), as_json, columns, _key_row)
+
+
+def _key_row(key: ApiKey) -> tuple[str, ...]:
+    used = "never" if key.last_used_at is None else f"{age(key.last_used_at)} ago"
+    project = "(all)" if key.project is None else key.project
+    return key.id, key.name, project, ", ".join(key.scopes), f"{age(key.created_at)} ago", used, _end(key)
 
 
 def _end(key: ApiKey) -> str:
@@ -206,8 +188,6 @@ def settings(as_json: JsonFlag = False) -> None:
     if as_json:
         print_json({"settings": [asdict(line) for line in found]})
         return
-    rows = table("variable", "value", "source", "meaning")
-    for line in found:
-        rows.add_row(line.variable, line.value, line.source, line.description)
-    out.print(rows)
+    columns = "variable", "value", "source", "meaning"
+    print_list(found, False, columns, lambda line: (line.variable, line.value, line.source, line.description))
     out.print("TRIVET_CONFIG names a TOML file with the same settings by name.")

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from service.jobs.accounts import ROLES, ProjectDetails, Quotas
-from trivet.cli.context import JobArgument, JsonFlag, add_commands, client, out, print_json, refuse, table
+from service.jobs.accounts import ROLES, Project, ProjectDetails, Quotas
+from trivet.cli.context import JobArgument, JsonFlag, add_commands, client, out, print_json, print_list, refuse, table
 from trivet.cli.jobs import age
 
 projects_app = typer.Typer(help="Projects and their members.", no_args_is_help=True)
@@ -28,15 +28,11 @@ def register(app: typer.Typer) -> None:
 def list_projects(as_json: JsonFlag = False) -> None:
     """List the projects that the key sees."""
     with client() as service:
-        found = service.projects.list()
-    if as_json:
-        print_json({"items": [project.model_dump(mode="json") for project in found]})
-        return
-    rows = table("project", "made", "description")
-    for project in found:
-        made = "" if project.created_at is None else f"{age(project.created_at)} ago"
-        rows.add_row(project.name, made, project.description)
-    out.print(rows)
+        print_list(service.projects.list(), as_json, ("project", "made", "description"), _row)
+
+
+def _row(project: Project) -> tuple[str, ...]:
+    return project.name, "" if project.created_at is None else f"{age(project.created_at)} ago", project.description
 
 
 def create(name: _Name, description: Annotated[str, typer.Option(help="what it is for")] = "") -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trivet.cli.context import JsonFlag, add_commands, client, fails_well, out, print_json, table
+from trivet.cli.context import JsonFlag, add_commands, client, fails_well, out, print_json, print_list, table
 
 if TYPE_CHECKING:
-    from service.jobs.records import QueueLine, StartEstimate
+    from service.jobs.records import ProjectShare, QueueLine, StartEstimate
 
 _BASES = {
     "durations": "how long earlier jobs of the kind took",
@@ -75,14 +75,12 @@ def shares(context: typer.Context, as_json: JsonFlag = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with client() as service:
-        found = service.shares()
-    if as_json:
-        print_json({"items": [share.model_dump(mode="json") for share in found]})
-        return
-    rows = table("project", "weight", "device hours", "holds")
-    for share in found:
-        rows.add_row(share.project, f"{share.weight:g}", f"{share.used_s / 3600:.2f}", str(share.devices))
-    out.print(rows if found else "no project has used anything")
+        columns = "project", "weight", "device hours", "holds"
+        print_list(service.shares(), as_json, columns, _share_row, "no project has used anything")
+
+
+def _share_row(share: ProjectShare) -> tuple[str, ...]:
+    return share.project, f"{share.weight:g}", f"{share.used_s / 3600:.2f}", str(share.devices)
 
 
 def weigh(

@@ -27,11 +27,13 @@ from trivet.cli.context import (
     out,
     print_csv,
     print_json,
+    print_list,
     refuse,
     table,
 )
 
 if TYPE_CHECKING:
+    from service.jobs.records import Artifact
     from trivet.client import Client
 
 _PLAINLY = 0.05
@@ -251,13 +253,11 @@ def artifacts(
             (err if _is_written_to(target, sys.stdout) else out).print(f"{target}: {size} bytes")
             return
         found = service.artifacts(job_id)
-    if as_json:
-        print_json({"items": [item.model_dump(mode="json") for item in found]})
-        return
-    rows = table("name", "bytes", "sha256")
-    for artifact in found:
-        rows.add_row(artifact.name, str(artifact.bytes), artifact.sha256[:16])
-    out.print(rows if found else "no artifacts")
+    print_list(found, as_json, ("name", "bytes", "sha256"), _artifact_row, "no artifacts")
+
+
+def _artifact_row(artifact: Artifact) -> tuple[str, str, str]:
+    return artifact.name, str(artifact.bytes), artifact.sha256[:16]
 
 
 def _target(service: Client, job_id: str, name: str, output: str) -> Path:

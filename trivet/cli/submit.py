@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivet.cli import specs, sweeps
-from trivet.cli.context import (
-    JobArgument,
-    JsonFlag,
-    add_commands,
-    client,
-    err,
-    out,
-    print_json,
-    refuse,
-)
+from trivet.cli.context import JobArgument, JsonFlag, add_commands, client, err, out, print_json, refuse
 from trivet.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:

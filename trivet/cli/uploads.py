@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trivet.cli.context import JsonFlag, add_commands, client, fails_well, out, print_json, table
+from trivet.cli.context import JsonFlag, add_commands, client, fails_well, print_list
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
@@ -29,17 +29,14 @@ def uploads(context: typer.Context, project: _Project = None, as_json: JsonFlag 
         return
     with client() as service:
         found = list(service.uploads(project=project))
-    if as_json:
-        print_json({"items": [upload.model_dump(mode="json") for upload in found]})
-        return
-    rows = table("file", "name", "bytes", "owner", "age", "last used", "expires", "jobs")
-    for upload in found:
-        made = "" if upload.created_at is None else age(upload.created_at)
-        used = "" if upload.last_used_at is None else age(upload.last_used_at)
-        rows.add_row(
-            upload.id, upload.name, str(upload.bytes), upload.owner, made, used, _end(upload), str(upload.job_count)
-        )
-    out.print(rows if found else "no uploads")
+    columns = "file", "name", "bytes", "owner", "age", "last used", "expires", "jobs"
+    print_list(found, as_json, columns, _row, "no uploads")
+
+
+def _row(upload: Upload) -> tuple[str, ...]:
+    made = "" if upload.created_at is None else age(upload.created_at)
+    used = "" if upload.last_used_at is None else age(upload.last_used_at)
+    return upload.id, upload.name, str(upload.bytes), upload.owner, made, used, _end(upload), str(upload.job_count)
 
 
 def delete(file_id: Annotated[str, typer.Argument(metavar="FILE", help="its id")], project: _Project = None) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from service.jobs.spec.common import JobState, WebhookFormat
-from trivet.cli.context import JsonFlag, add_commands, client, out, print_json, table
+from trivet.cli.context import JsonFlag, add_commands, client, out, print_json, print_list
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
-    from service.jobs.records.webhooks import Webhook
+    from service.jobs.records.webhooks import Webhook, WebhookDelivery
 
 webhooks_app = typer.Typer(help="Webhooks report jobs to other systems (mostly for admin keys).", no_args_is_help=True)
 
@@ -59,18 +59,14 @@ def create_webhook(
 
 def list_webhooks(as_json: JsonFlag = False) -> None:
     """List webhooks."""
+    columns = "id", "url", "project", "on", "kinds", "state"
     with client() as service:
-        found = service.webhooks.list()
-    if as_json:
-        print_json({"items": [webhook.model_dump(mode="json") for webhook in found]})
-        return
-    rows = table("id", "url", "project", "on", "kinds", "state")
-    for webhook in found:
-        kinds = ", ".join(webhook.kinds) or "all"
-        rows.add_row(
-            webhook.id, webhook.url, webhook.project or "all", ", ".join(webhook.states), kinds, _state(webhook)
-        )
-    out.print(rows if found else "no webhooks")
+        print_list(service.webhooks.list(), as_json, columns, _row, "no webhooks")
+
+
+def _row(webhook: Webhook) -> tuple[str, ...]:
+    kinds = ", ".join(webhook.kinds) or "all"
+    return webhook.id, webhook.url, webhook.project or "all", ", ".join(webhook.states), kinds, _state(webhook)
 
 
 def _state(webhook: Webhook) -> str:
@@ -81,15 +77,13 @@ def _state(webhook: Webhook) -> str:
 
 def list_deliveries(webhook_id: WebhookArgument, as_json: JsonFlag = False) -> None:
     """List a webhook's newest deliveries and their outcome."""
+    columns = "id", "event", "job", "state", "attempts", "error"
     with client() as service:
-        found = service.webhooks.deliveries(webhook_id)
-    if as_json:
-        print_json({"items": [delivery.model_dump(mode="json") for delivery in found]})
-        return
-    rows = table("id", "event", "job", "state", "attempts", "error")
-    for each in found:
-        rows.add_row(each.id, each.event.type, each.event.data.job, each.state, str(each.attempts), each.error or "")
-    out.print(rows if found else "no deliveries")
+        print_list(service.webhooks.deliveries(webhook_id), as_json, columns, _delivery_row, "no deliveries")
+
+
+def _delivery_row(made: WebhookDelivery) -> tuple[str, ...]:
+    return made.id, made.event.type, made.event.data.job, made.state, str(made.attempts), made.error or ""
 
 
 def _show_secret(

@@ -1,9 +1,9 @@
-"""Fits networks to what a query of VNN-LIB 2 declares, and writes a witness by its declarations."""
+"""Checks that networks fit what a query of VNN-LIB 2 declares, and writes a witness by its declarations."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -15,27 +15,6 @@ from trivet.vnncomp.witness import FoundTensor, ReplayedNetwork
 
 _ONNX_NAMES = {"float32": "FLOAT", "float64": "DOUBLE"}
 _HEADER = re.compile(r"(\S+)\s+(\S+)\s+\[([\d,\s]*)\]")
-
-
-def contents_by_network(query: DeclaredQuery, given: Mapping[str | None, bytes]) -> list[bytes]:
-    """Return the content of each declared network, in their order. One file without a name is that of the only network
-    that is not equal to another. Raises :class:`BenchmarkError` for a missing file, or one too many.
-    """
-    named = {name: content for name, content in given.items() if name is not None}
-    own = [each.name for each in query.networks if each.relation != "equal-to"]
-    if None in given:
-        if len(own) != 1 or named:
-            raise BenchmarkError(f"one file for the networks {', '.join(own)}: expected NAME=FILE for each of them")
-        named = {own[0]: given[None]}
-    known = [each.name for each in query.networks]
-    if strange := [name for name in named if name not in known]:
-        raise BenchmarkError(f"the query declares no network {', '.join(strange)}; it declares {', '.join(known)}")
-    if missing := [name for name in own if name not in named]:
-        raise BenchmarkError(f"there is no file for the network {', '.join(missing)}: expected NAME=FILE")
-    for each in query.networks:
-        if each.relation == "equal-to" and named.setdefault(each.name, named[each.other]) != named[each.other]:
-            raise BenchmarkError(f"{each.name} is equal to {each.other}, and its file is another: expected the same")
-    return [named[each.name] for each in query.networks]
 
 
 def check_fit(query: DeclaredQuery, network: ReplayedNetwork) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from service.formats.declared import MisfitError, contents_by_network, join_declared
 from service.formats.vnnlib import (
     DeclaredNetwork,
     DeclaredQuery,
@@ -20,7 +21,7 @@ from service.formats.vnnlib import (
     written,
 )
 from trivet.vnncomp.answers import Witness
-from trivet.vnncomp.declared import DeclaredWitness, check_fit, contents_by_network, read_witness
+from trivet.vnncomp.declared import DeclaredWitness, check_fit, read_witness
 from trivet.vnncomp.instances import BenchmarkError, content, there
 from trivet.vnncomp.witness import ReplayedNetwork
 
@@ -55,6 +56,8 @@ class Question:
             query = parse(text)
         except (VnnlibError, UnicodeDecodeError) as error:
             raise BenchmarkError(f"{vnnlib}: {error}") from error
+        except MisfitError as error:
+            raise BenchmarkError(str(error)) from error
         if len(onnx) != 1:
             raise BenchmarkError(f"{vnnlib} is VNN-LIB 1, about one network, and there are {len(onnx)}")
         (network,) = onnx.values()
@@ -88,24 +91,10 @@ def _read_declared(name: str, onnx: Mapping[str | None, Path], vnnlib: Path, dec
         check_fit(declared, ReplayedNetwork(contents[0]))
         (path,) = onnx.values()
         return made(onnx=there(path), vnnlib=there(vnnlib))
-    together = _together(declared, contents)
+    together = join_declared(declared, contents)
     check_fit(declared, ReplayedNetwork(together))
     scratch = tempfile.TemporaryDirectory(prefix="trivet-")
     files = Path(scratch.name, "networks.onnx"), Path(scratch.name, "query.vnnlib")
     files[0].write_bytes(together)
     files[1].write_text(written(declared.query))
     return made(onnx=files[0], vnnlib=files[1], scratch=scratch)
-
-
-def _together(declared: DeclaredQuery, contents: Sequence[bytes]) -> bytes:
-    """Return one file of all networks. Raises :class:`BenchmarkError`."""
-    from service.formats.onnx import JoinedPart, OnnxError, join_networks  # noqa: PLC0415 - brings onnx, which others need not
-
-    parts = [
-        JoinedPart(each.name, data, tuple(tensor.value for tensor in each.having("hidden")))
-        for each, data in zip(declared.networks, contents, strict=True)
-    ]
-    try:
-        return join_networks(parts, gives_inputs=declared.compares_inputs)
-    except OnnxError as error:
-        raise BenchmarkError(str(error)) from error

@@ -18,12 +18,7 @@ from pathlib import Path
 from service.jobs.files import DataLayout
 from service.jobs.spec.common import TERMINAL
 from service.jobs.store import KnownJob, PendingLaunch, Store
-from workers.launchers import (
-    AllocationRequest,
-    Booking,
-    Launcher,
-    LauncherUnavailable,
-)
+from workers.launchers import AllocationRequest, Booking, Launcher, LauncherUnavailable
 
 PROGRAM = "workers.agent.allocated_host"
 _HOLD_S = 15.0

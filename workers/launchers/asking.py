@@ -60,13 +60,7 @@ def ask(*command: str, stdin: str = "") -> str:
     """Return the output of a command of the scheduler. Raises :class:`LauncherUnavailable` if it fails."""
     with errors_of(command[0], OSError, subprocess.TimeoutExpired):
         ran = subprocess.run(
-            command,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_S,
-            check=False,
-            env=own_environment(),
+            command, input=stdin, capture_output=True, text=True, timeout=ANSWER_S, check=False, env=own_environment()
         )
     if ran.returncode != 0:
         raise LauncherUnavailable(f"{command[0]}: {ran.stderr.strip() or f'exit code {ran.returncode}'}")

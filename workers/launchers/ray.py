@@ -22,14 +22,7 @@ from typing import Any
 
 import httpx2
 
-from workers.launchers import (
-    AllocatedHost,
-    AllocationRequest,
-    Booking,
-    Launcher,
-    LauncherContext,
-    LauncherUnavailable,
-)
+from workers.launchers import AllocatedHost, AllocationRequest, Booking, Launcher, LauncherContext, LauncherUnavailable
 from workers.launchers.asking import ANSWER_S, NAME, REPORT_S, OperatorOptions, errors_of, refused
 from workers.launchers.ray_job import HERE, PROGRAM, AskedDevices
 from workers.linux import die_with_parent

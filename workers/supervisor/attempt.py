@@ -29,14 +29,7 @@ from workers.supervisor.attempt_trace import AttemptTrace, submitting_span, trac
 from workers.supervisor.collector import Collector, find_unrelayed
 from workers.supervisor.first_cause import DiskThread, Ending, FirstCause
 from workers.supervisor.group import Group
-from workers.supervisor.lease import (
-    Lease,
-    News,
-    claim_part,
-    let_a_killer_finish,
-    let_others_speak_first,
-    retry_until,
-)
+from workers.supervisor.lease import Lease, News, claim_part, let_a_killer_finish, let_others_speak_first, retry_until
 from workers.supervisor.logs import GrowingFile, RotatedLog
 from workers.supervisor.mirror import Mirror
 from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, may_be_the_end_of_all, traceback_name

@@ -165,13 +165,7 @@ class RankLog:
     """Keeps the output of one rank, and decides what to relay live."""
 
     def __init__(
-        self,
-        folder: Path,
-        rank: int,
-        *,
-        most_bytes: int = MAX_LOG_BYTES,
-        rate: float = 200.0,
-        burst: float = 2000.0,
+        self, folder: Path, rank: int, *, most_bytes: int = MAX_LOG_BYTES, rate: float = 200.0, burst: float = 2000.0
     ) -> None:
         self._rank = rank
         self.file = RotatedLog(folder, rank, most_bytes)

@@ -39,12 +39,7 @@ def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
     (folder / NODES).write_bytes(_without_weights(model, found.calls).SerializeToString())
     forms = (_forms(name, array, NUMPY[dtype]) for name, array in found.constants.items())
     save_file({name: each for constant in forms for name, each in constant}, folder / CONSTANTS)
-    about = {
-        "shapes": found.shapes,
-        "input": found.input,
-        "outputs": found.outputs,
-        "type": _type_name(model),
-    }
+    about = {"shapes": found.shapes, "input": found.input, "outputs": found.outputs, "type": _type_name(model)}
     (folder / ABOUT).write_text(json.dumps(about))
 
 

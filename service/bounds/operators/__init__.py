@@ -9,13 +9,7 @@ from service.bounds.operators.abs import Absolute
 from service.bounds.operators.add import Addition, Subtraction
 from service.bounds.operators.asinh import InverseHyperbolicSine
 from service.bounds.operators.atan import ArcTangent
-from service.bounds.operators.base import (
-    AccumulatingOperator,
-    Collective,
-    LinearOperator,
-    NonlinearOperator,
-    Operator,
-)
+from service.bounds.operators.base import AccumulatingOperator, Collective, LinearOperator, NonlinearOperator, Operator
 from service.bounds.operators.cat import Concatenate
 from service.bounds.operators.choice import UndecidedWhere
 from service.bounds.operators.collectives import (

@@ -17,13 +17,7 @@ from service.bounds.fused import propagate_matrices, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
-from service.bounds.operators.allowance import (
-    Roundings,
-    largest,
-    planes_step,
-    repeats,
-    widened_by_magnitude,
-)
+from service.bounds.operators.allowance import Roundings, largest, planes_step, repeats, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.linear import Affine, AffineOperator, constant_only

@@ -17,13 +17,7 @@ from service.bounds.fused import Ends, OntoBoth, propagate_products, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
-from service.bounds.operators.allowance import (
-    Roundings,
-    planes_step,
-    repeats,
-    signs_kept,
-    widened_by_term,
-)
+from service.bounds.operators.allowance import Roundings, planes_step, repeats, signs_kept, widened_by_term
 from service.bounds.operators.base import LinearOperator, NonlinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.conversion import Converter, of_two

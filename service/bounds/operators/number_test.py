@@ -48,10 +48,7 @@ class NumberTest(Activation):
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
         level = torch.zeros_like(bounds.lower)
         return Relaxation(
-            lower_slope=level,
-            upper_slope=level,
-            lower_intercept=level - self.YES,
-            upper_intercept=level + self.YES,
+            lower_slope=level, upper_slope=level, lower_intercept=level - self.YES, upper_intercept=level + self.YES
         )
 
     def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:

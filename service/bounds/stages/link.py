@@ -50,23 +50,21 @@ class StageLink:
 
     def of_last(self, tensor: Tensor | None) -> Tensor:
         """Return the last stage's tensor on every stage, each of which calls it; others' are not looked at."""
-        if not self.is_last:
-            tensor = self.from_next()
-        assert tensor is not None
-        tensor = tensor.to(self.device)
+        tensor = self._own(tensor) if self.is_last else self.from_next()
         if not self.is_first:
             self.to_previous(tensor)
         return tensor
 
     def of_first(self, tensor: Tensor | None) -> Tensor:
         """Return the first stage's tensor on every stage, each of which calls it; others' are not looked at."""
-        if not self.is_first:
-            tensor = self.from_previous()
-        assert tensor is not None
-        tensor = tensor.to(self.device)
+        tensor = self._own(tensor) if self.is_first else self.from_previous()
         if not self.is_last:
             self.to_next(tensor)
         return tensor
+
+    def _own(self, tensor: Tensor | None) -> Tensor:
+        assert tensor is not None
+        return tensor.to(self.device)
 
     def joined(self, tensor: Tensor, dim: int = 0) -> Tensor:
         """Return the stages' tensors side by side, on every stage."""

@@ -10,6 +10,16 @@ _PLAIN = re.compile(r"\w[\w-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
+class Below:
+    """A file or folder of this name in the ``root`` of what it is an attribute of."""
+
+    name: str
+
+    def __get__(self, layout: JobPaths | DataLayout, _: type) -> Path:
+        return layout.root / self.name
+
+
+@dataclass(frozen=True)
 class JobPaths:
     """Folders of one job. Attempts share artifacts and checkpoints; each has a folder with its record, and in that one
     a work folder. Ranks may write in the artifacts, the checkpoints and the work folder only.
@@ -17,24 +27,11 @@ class JobPaths:
 
     root: Path
 
-    @property
-    def artifacts(self) -> Path:
-        return self.root / "artifacts"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def published(self) -> Path:
-        """Return the folder of published files by SHA-256, which nothing writes to any more: names are in the
-        manifest.
-        """
-        return self.root / "published"
-
-    @property
-    def attempts(self) -> Path:
-        return self.root / "attempts"
+    artifacts = Below("artifacts")
+    checkpoints = Below("checkpoints")
+    published = Below("published")
+    """The folder of published files by SHA-256, which nothing writes to any more: names are in the manifest."""
+    attempts = Below("attempts")
 
     def attempt(self, number: int) -> Path:
         return self.attempts / str(number)
@@ -50,59 +47,33 @@ class DataLayout:
 
     root: Path
 
-    @property
-    def broker(self) -> Path:
-        """State of the embedded broker: append-only file, socket, log."""
-        return self.root / "broker"
-
-    @property
-    def admin_key(self) -> Path:
-        """Return the file of the first admin key, readable by the service's user only."""
-        return self.root / "admin.key"
-
-    @property
-    def api_socket(self) -> Path:
-        """Return the socket of the API for this user's own commands: the folder's owner proves who listens."""
-        return self.root / "api.sock"
-
-    @property
-    def api_address(self) -> Path:
-        """Return the file with the URL of the API that has the socket."""
-        return self.root / "api.url"
-
-    @property
-    def files(self) -> Path:
-        """Uploaded files by content hash."""
-        return self.root / "files"
-
-    @property
-    def uploads_lock(self) -> Path:
-        """Return the file that is locked while the content of an upload is added or removed."""
-        return self.root / "uploads.lock"
+    broker = Below("broker")
+    """State of the embedded broker: append-only file, socket, log."""
+    admin_key = Below("admin.key")
+    """The file of the first admin key, readable by the service's user only."""
+    api_socket = Below("api.sock")
+    """The socket of the API for this user's own commands: the folder's owner proves who listens."""
+    api_address = Below("api.url")
+    """The file with the URL of the API that has the socket."""
+    files = Below("files")
+    """Uploaded files by content hash."""
+    uploads_lock = Below("uploads.lock")
+    """The file that is locked while the content of an upload is added or removed."""
+    tensorboard = Below("tensorboard")
+    """The folder of event files for TensorBoard, with a folder for each job that is exported there."""
+    audit = Below("audit")
+    """The folder of the older part of the audit log."""
+    cache = Below("cache")
+    """The folder of files that ranks derived from uploads (tokens of a text, the parts of an archive, the
+    weights of an ONNX model). It may be deleted whenever no job is starting, and is made again when needed.
+    On hosts with user namespaces, ranks see their owner's part in its place. Workers keep all of it
+    within ``max_cache_bytes``.
+    """
 
     def file(self, file_id: str) -> Path:
         """Return the path of an uploaded file's content; its id ends with the content's SHA-256."""
         digest = file_id.removeprefix("file_")
         return self.files / digest[:2] / digest
-
-    @property
-    def tensorboard(self) -> Path:
-        """Return the folder of event files for TensorBoard, with a folder for each job that is exported there."""
-        return self.root / "tensorboard"
-
-    @property
-    def audit(self) -> Path:
-        """Return the folder of the older part of the audit log."""
-        return self.root / "audit"
-
-    @property
-    def cache(self) -> Path:
-        """Return the folder of files that ranks derived from uploads (tokens of a text, the parts of an archive, the
-        weights of an ONNX model). It may be deleted whenever no job is starting, and is made again when needed.
-        On hosts with user namespaces, ranks see their owner's part in its place. Workers keep all of it
-        within ``max_cache_bytes``.
-        """
-        return self.root / "cache"
 
     def host(self, name: str) -> Path:
         """Return the folder of one host's worker: which attempts it supervises, the log of its supervisors."""

@@ -115,10 +115,7 @@ COUNTS = (
     MetricDeclaration("trivet_jobs_submitted_total", "counter", "Accepted jobs by kind", ("kind",)),
     MetricDeclaration("trivet_jobs_ended_total", "counter", "Ended jobs by kind and state", ("kind", "state")),
     MetricDeclaration(
-        "trivet_attempts_ended_total",
-        "counter",
-        "Ended attempts by outcome and cause",
-        ("outcome", "cause"),
+        "trivet_attempts_ended_total", "counter", "Ended attempts by outcome and cause", ("outcome", "cause")
     ),
     MetricDeclaration("trivet_attempts_placed_total", "counter", "Attempts that got devices"),
     MetricDeclaration("trivet_attempts_started_total", "counter", "Attempts with all parts claimed"),

@@ -7,9 +7,10 @@ processes export the same series, and one instance is enough: queries say ``max 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from service.jobs.monitoring.numbers import Numbers
 
@@ -29,48 +30,60 @@ History = Sequence[Moment]
 """Moments in order of time; conditions are about the last one."""
 
 
-class Quantity(Protocol):
-    """Computes the answer to a query of Prometheus."""
+class Query(ABC):
+    """A query of Prometheus that is also computed here."""
 
     @property
+    @abstractmethod
     def promql(self) -> str:
         """Return the query."""
 
     @property
     def metrics(self) -> frozenset[str]:
-        """Return the names of the series that it reads."""
+        """Return the names of the series that it reads, by default those of its parts."""
+        return frozenset[str]().union(*(part.metrics for part in vars(self).values() if isinstance(part, Query)))
 
+
+class Quantity(Query):
+    """Computes the answer to its query."""
+
+    @abstractmethod
     def of(self, history: History) -> Values:
         """Return the answer at the last moment."""
 
 
 @dataclass(frozen=True)
-class Latest:
-    """The newest value of a metric with these labels, for each set of its other labels."""
+class _OfSeries(Quantity):
+    """Reads the series of one metric."""
 
     name: str
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return frozenset({self.name})
+
+
+@dataclass(frozen=True)
+class Latest(_OfSeries):
+    """The newest value of a metric with these labels, for each set of its other labels."""
+
     labels: Labels = ()
 
     @property
     def promql(self) -> str:
         return f"max without (instance) ({_selector(self.name, self.labels)})"
 
-    @property
-    def metrics(self) -> frozenset[str]:
-        return frozenset({self.name})
-
     def of(self, history: History) -> Values:
         return _selected(history[-1].numbers, self.name, self.labels) if history else {}
 
 
 @dataclass(frozen=True)
-class Increase:
+class Increase(_OfSeries):
     """How much a counter grew within a window, in seconds, over all its label sets.
 
     A series that appears in the window has grown from 0; one that fell was restarted.
     """
 
-    name: str
     window_s: int
     labels: Labels = ()
 
@@ -78,10 +91,6 @@ class Increase:
     def promql(self) -> str:
         grown = f"increase({_selector(self.name, self.labels)}[{self.window_s}s])"
         return f"sum(max without (instance) ({grown}))"
-
-    @property
-    def metrics(self) -> frozenset[str]:
-        return frozenset({self.name})
 
     def of(self, history: History) -> Values:
         if not history:
@@ -93,7 +102,7 @@ class Increase:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class Ratio(Quantity):
     """One value divided by another that has no labels of its own; nothing if that is 0."""
 
     dividend: Quantity
@@ -103,17 +112,13 @@ class Ratio:
     def promql(self) -> str:
         return f"{self.dividend.promql} / {self.divisor.promql}"
 
-    @property
-    def metrics(self) -> frozenset[str]:
-        return self.dividend.metrics | self.divisor.metrics
-
     def of(self, history: History) -> Values:
         divisor = self.divisor.of(history).get((), 0.0)
         return {labels: value / divisor for labels, value in self.dividend.of(history).items()} if divisor else {}
 
 
 @dataclass(frozen=True)
-class Total:
+class Total(Quantity):
     """The sum of all values with these labels."""
 
     of_each: Quantity
@@ -122,17 +127,13 @@ class Total:
     def promql(self) -> str:
         return f"sum({self.of_each.promql})"
 
-    @property
-    def metrics(self) -> frozenset[str]:
-        return self.of_each.metrics
-
     def of(self, history: History) -> Values:
         values = self.of_each.of(history)
         return {(): sum(values.values())} if values else {}
 
 
 @dataclass(frozen=True)
-class Magnitude:
+class Magnitude(Quantity):
     """Each value without its sign."""
 
     of_each: Quantity
@@ -141,31 +142,20 @@ class Magnitude:
     def promql(self) -> str:
         return f"abs({self.of_each.promql})"
 
-    @property
-    def metrics(self) -> frozenset[str]:
-        return self.of_each.metrics
-
     def of(self, history: History) -> Values:
         return {labels: abs(value) for labels, value in self.of_each.of(history).items()}
 
 
-class Condition(Protocol):
+class Condition(Query):
     """Keeps the label sets for which something holds."""
 
-    @property
-    def promql(self) -> str:
-        """Return the query."""
-
-    @property
-    def metrics(self) -> frozenset[str]:
-        """Return the names of the series that it reads."""
-
+    @abstractmethod
     def holds(self, history: History) -> Values:
         """Return the values of the label sets that are kept at the last moment."""
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(Condition):
     """Keeps the values above, or below, a limit."""
 
     value: Quantity
@@ -176,10 +166,6 @@ class Compared:
     def promql(self) -> str:
         return f"{self.value.promql} {self.relation} {self.limit:g}"
 
-    @property
-    def metrics(self) -> frozenset[str]:
-        return self.value.metrics
-
     def holds(self, history: History) -> Values:
         values = self.value.of(history)
         above = self.relation == ">"
@@ -189,7 +175,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Both:
+class Both(Condition):
     """Keeps the values of the first while the second keeps any."""
 
     first: Condition
@@ -199,20 +185,17 @@ class Both:
     def promql(self) -> str:
         return f"({self.first.promql}) and on () ({self.second.promql})"
 
-    @property
-    def metrics(self) -> frozenset[str]:
-        return self.first.metrics | self.second.metrics
-
     def holds(self, history: History) -> Values:
         return self.first.holds(history) if self.second.holds(history) else {}
 
 
 @dataclass(frozen=True)
-class ServiceUnreachable:
+class ServiceUnreachable(Condition):
     """No process answers a scrape. Only Prometheus can see this: a process that computes it is running."""
 
-    promql: str = 'up{job="trivet"} == 0'
-    metrics: frozenset[str] = frozenset()
+    @property
+    def promql(self) -> str:
+        return 'up{job="trivet"} == 0'
 
     def holds(self, history: History) -> Values:
         return {}

@@ -56,8 +56,7 @@ AuditAction = Literal[
 
 _LONGEST_DETAIL = 200
 _Moment = Annotated[
-    datetime,
-    PlainSerializer(lambda at: at.isoformat(timespec="milliseconds").replace("+00:00", "Z"), when_used="json"),
+    datetime, PlainSerializer(lambda at: at.isoformat(timespec="milliseconds").replace("+00:00", "Z"), when_used="json")
 ]
 
 

@@ -33,8 +33,7 @@ class BrokerSettings(BaseModel):
         None, description="file that holds the password at `redis_url`, in place of `broker_password`"
     )
     broker_ca_cert: Path | None = Field(
-        None,
-        description="PEM certificate of a rediss:// broker or of its authority, besides the system's authorities",
+        None, description="PEM certificate of a rediss:// broker or of its authority, besides the system's authorities"
     )
     broker_tls_cert: Path | None = Field(None, description="certificate chain, PEM, to show to a rediss:// broker")
     broker_tls_key: Path | None = Field(None, description="private key, PEM, of `broker_tls_cert`")
@@ -45,10 +44,7 @@ class BrokerSettings(BaseModel):
     )
 
     broker_wait_s: float = Field(
-        10.0,
-        ge=0,
-        le=300,
-        description="seconds for which requests wait for a broker that restarts",
+        10.0, ge=0, le=300, description="seconds for which requests wait for a broker that restarts"
     )
 
     @model_validator(mode="after")

@@ -20,10 +20,7 @@ class ClientSettings(BaseModel):
     )
 
     outage_s: float = Field(
-        60.0,
-        ge=0,
-        le=86_400,
-        description="seconds of an outage of the service that commands outlast",
+        60.0, ge=0, le=86_400, description="seconds of an outage of the service that commands outlast"
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -15,8 +15,7 @@ class DeliverySettings(BaseModel):
     """The targets of webhooks and exports, and how long each is tried."""
 
     webhook_allow: str = Field(
-        "",
-        description="further addresses or networks, by comma, to which webhooks may go, even without TLS",
+        "", description="further addresses or networks, by comma, to which webhooks may go, even without TLS"
     )
     webhook_retry_hours: float = Field(
         72.0, gt=0, le=24 * 30, description="hours for which a webhook's delivery is tried again"

@@ -14,10 +14,7 @@ class QueueSettings(BaseModel):
     """When a part or a host counts as lost, who goes first, and what projects may use."""
 
     lease_s: float = Field(
-        StoreLimits.lease_s,
-        ge=1,
-        le=_DAY_S,
-        description="seconds of silence after which a running part is lost",
+        StoreLimits.lease_s, ge=1, le=_DAY_S, description="seconds of silence after which a running part is lost"
     )
     starting_lease_s: float = Field(
         StoreLimits.starting_lease_s,
@@ -26,10 +23,7 @@ class QueueSettings(BaseModel):
         description="seconds after which a placed part that nobody claims is taken back",
     )
     heartbeat_s: float = Field(
-        StoreLimits.heartbeat_s,
-        ge=1,
-        le=_DAY_S,
-        description="seconds of silence after which a host gets no work",
+        StoreLimits.heartbeat_s, ge=1, le=_DAY_S, description="seconds of silence after which a host gets no work"
     )
     max_queue_bypass_s: float = Field(
         StoreLimits.max_queue_bypass_s,

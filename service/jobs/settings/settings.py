@@ -11,12 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from service.jobs.host import ENV_PREFIX, config_file, in_file
 from service.jobs.records.store_limits import StoreLimits
@@ -115,12 +110,7 @@ def describe(settings: Settings) -> list[_SettingLine]:
         default = field.get_default(call_default_factory=True, validated_data={})
         lines.append(
             _SettingLine(
-                name,
-                variable,
-                _as_text(getattr(settings, name)),
-                _as_text(default),
-                source,
-                field.description or "",
+                name, variable, _as_text(getattr(settings, name)), _as_text(default), source, field.description or ""
             )
         )
     return lines

@@ -17,17 +17,14 @@ class SignInSettings(BaseModel):
     """How long a session lasts, and the provider that people sign in with."""
 
     session_idle_s: float = Field(
-        StoreLimits.session_idle_s,
-        gt=0,
-        description="seconds without use after which a session of the dashboard ends",
+        StoreLimits.session_idle_s, gt=0, description="seconds without use after which a session of the dashboard ends"
     )
     session_s: float = Field(
         StoreLimits.session_s, gt=0, description="seconds after which a session of the dashboard ends in any case"
     )
 
     oidc_issuer: str | None = Field(
-        None,
-        description="OpenID Connect provider for signing in to the dashboard, such as https://host/x",
+        None, description="OpenID Connect provider for signing in to the dashboard, such as https://host/x"
     )
     oidc_client_id: str | None = Field(None, description="this service's client id at the provider")
     oidc_client_secret: SecretStr | None = Field(

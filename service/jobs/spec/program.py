@@ -46,10 +46,7 @@ class NoProgram(ProgramConfig):
 def _reference(forms: Sequence[Any]) -> Any:
     several = Field(discriminator=PROGRAMS.tag) if len(forms) > 1 else Field()
     return Annotated[
-        one_of(tuple(forms)),
-        several,
-        BeforeValidator(PROGRAMS.refuse_unavailable),
-        BeforeValidator(PROGRAMS.read_name),
+        one_of(tuple(forms)), several, BeforeValidator(PROGRAMS.refuse_unavailable), BeforeValidator(PROGRAMS.read_name)
     ]
 
 

@@ -76,11 +76,7 @@ class Store:
 
     @classmethod
     def connect(
-        cls,
-        url: str,
-        data: DataLayout,
-        limits: StoreLimits | None = None,
-        timeouts: BrokerTimeouts | None = None,
+        cls, url: str, data: DataLayout, limits: StoreLimits | None = None, timeouts: BrokerTimeouts | None = None
     ) -> Store:
         """Return a store at ``url`` (``redis://…``, ``rediss://…``, ``unix://…``); it connects with its first call."""
         limits = limits or StoreLimits()

@@ -203,16 +203,9 @@ def renew(limits: str, job_id: str, attempt: int, host: str) -> str:
 
 @script("emit", "host")
 def emit(  # noqa: PLR0917 - the order of the script's arguments
-    limits: str,
-    job_id: str,
-    attempt: int,
-    host: str,
-    batch: int,
-    progress: str,
-    phases: str,
-    reached: str,
+    limits: str, job_id: str, attempt: int, host: str, batch: int, progress: str, phases: str, reached: str,
     *entries: str,
-) -> int:
+) -> int:  # fmt: skip
     """Append events of a claimed part; return 0 for a batch that is there already."""
 
 

@@ -80,10 +80,7 @@ def takes(function: Callable[..., Any], argument: str) -> bool:
 
 
 def prepare_program(
-    spec: TrainSpec | RunSpec,
-    context: RunContext,
-    device: torch.device,
-    check: Callable[[Program], None],
+    spec: TrainSpec | RunSpec, context: RunContext, device: torch.device, check: Callable[[Program], None]
 ) -> PreparedProgram:
     """Build and compile the program of ``spec``; every rank calls this, and nothing is written. ``check`` sees the
     program before it is built.

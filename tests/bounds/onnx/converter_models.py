@@ -21,39 +21,10 @@ W, B = weights(3, 2, 3, 3), weights(3)
 IMAGE = [1, 2, 6, 6]
 
 PLAIN = [
-    "Abs",
-    "Cos",
-    "Erf",
-    "Exp",
-    "Floor",
-    "Identity",
-    "Neg",
-    "Relu",
-    "Sigmoid",
-    "Sin",
-    "Tanh",
-    "LeakyRelu",
-    "Flatten",
-    "GlobalAveragePool",
-    "Dropout",
-    "Asinh",
-    "Atan",
-    "Ceil",
-    "Celu",
-    "Cosh",
-    "Elu",
-    "GlobalMaxPool",
-    "HardSigmoid",
-    "HardSwish",
-    "LogSoftmax",
-    "Round",
-    "Selu",
-    "Sinh",
-    "Softplus",
-    "Softsign",
-]
-
-
+    "Abs", "Cos", "Erf", "Exp", "Floor", "Identity", "Neg", "Relu", "Sigmoid", "Sin", "Tanh", "LeakyRelu",
+    "Flatten", "GlobalAveragePool", "Dropout", "Asinh", "Atan", "Ceil", "Celu", "Cosh", "Elu", "GlobalMaxPool",
+    "HardSigmoid", "HardSwish", "LogSoftmax", "Round", "Selu", "Sinh", "Softplus", "Softsign",
+]  # fmt: skip
 REDUCED = ["ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMin", "ReduceSumSquare"]
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray_cluster import RayCluster, free_port
+from ports import free_port
+from ray_cluster import RayCluster
 from scheduled_site import Site
 from waiting import eventually
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,24 @@ from workers.supervisor.rank_socket import Admission, RankSocket
 from workers.supervisor.settings import SupervisorSettings
 
 
+async def greeted(folder: Path, ranks: int, said: list[Any]) -> tuple[RankSocket, socket.socket]:
+    """A socket of a supervisor, and the connection by which the first rank has greeted."""
+    relay = RankSocket(
+        folder / "socket", folder, said.append, said.append, lambda: None,
+        Admission("s3cret", range(ranks), os.getppid()), SupervisorSettings(),
+    )  # fmt: skip
+    await relay.start()
+    first = await asyncio.to_thread(connect, str(relay.address), 0, "control", "s3cret")
+    async with asyncio.timeout(60):
+        while 0 not in relay.ranks:
+            await asyncio.sleep(0.01)
+    return relay, first
+
+
 def test_a_rank_that_greets_later_is_asked_to_end_early_too(tmp_path: Path) -> None:
     async def hear() -> list[bytes]:
-        nobody: list[Any] = []
-        relay = RankSocket(
-            tmp_path / "socket", tmp_path, nobody.append, nobody.append, lambda: None,
-            Admission("s3cret", range(2), os.getppid()), SupervisorSettings(),
-        )  # fmt: skip
-        await relay.start()
-        first = await asyncio.to_thread(connect, str(relay.address), 0, "control", "s3cret")
+        relay, first = await greeted(tmp_path, 2, [])
         async with asyncio.timeout(60):
-            while 0 not in relay.ranks:
-                await asyncio.sleep(0.01)
             for reason in ("it does worse", "it is told again"):
                 relay.end_early(reason)
             second = await asyncio.to_thread(connect, str(relay.address), 1, "control", "s3cret")
@@ -42,15 +49,8 @@ def test_a_second_connection_does_not_speak_for_a_rank(tmp_path: Path) -> None:
     said: list[Any] = []
 
     async def greet_twice() -> RankSocket:
-        relay = RankSocket(
-            tmp_path / "socket", tmp_path, said.append, said.append, lambda: None,
-            Admission("s3cret", range(1), os.getppid()), SupervisorSettings(),
-        )  # fmt: skip
-        await relay.start()
-        first = await asyncio.to_thread(connect, str(relay.address), 0, "control", "s3cret")
+        relay, first = await greeted(tmp_path, 1, said)
         async with asyncio.timeout(60):
-            while 0 not in relay.ranks:
-                await asyncio.sleep(0.01)
             with await asyncio.to_thread(connect, str(relay.address), 0, "control", "s3cret") as second:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # hung up on already
                     second.sendall(b'{"type": "done"}\n')

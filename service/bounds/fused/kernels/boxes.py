@@ -42,6 +42,12 @@ def backward_least(a, centre, radius, onto, to_a, n, rows, a_batch, a_row, BLOCK
 
 
 @triton.jit
+def _moved(place, stride, offset):
+    """Return a corner's entry by the place that it has."""
+    return (tl.load(place) * stride + offset).to(tl.int32)
+
+
+@triton.jit
 def _shown(e, here, instance, down, across, channels, tall, broad, height, width):
     """Return the positions of entries ``e`` of a patch ``(channels, height, width)`` in its image, and which are
     inside.
@@ -66,8 +72,8 @@ def lines_in_patches(
     instance, row = program // rows, program % rows
     n = channels * height * width
     corner = place + instance * place_batch + row * 2
-    down = (tl.load(corner) * stride_down + offset_down).to(tl.int32)
-    across = (tl.load(corner + 1) * stride_across + offset_across).to(tl.int32)
+    down = _moved(corner, stride_down, offset_down)
+    across = _moved(corner + 1, stride_across, offset_across)
     total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
     for first in range(0, n, BLOCK):
         e = first + tl.arange(0, BLOCK)
@@ -94,8 +100,8 @@ def least_in_patches(
     instance, row = program // rows, program % rows
     n = channels * height * width
     corner = place + instance * place_batch + row * 2
-    down = (tl.load(corner) * stride_down + offset_down).to(tl.int32)
-    across = (tl.load(corner + 1) * stride_across + offset_across).to(tl.int32)
+    down = _moved(corner, stride_down, offset_down)
+    across = _moved(corner + 1, stride_across, offset_across)
     total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
     for first in range(0, n, BLOCK):
         e = first + tl.arange(0, BLOCK)

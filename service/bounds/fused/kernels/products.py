@@ -17,6 +17,25 @@ def _planes(positive, place, x_low, x_high, y_low, y_high):
     return along_x, along_y, first + place * (last - first)
 
 
+@triton.jit
+def _change_by_place(positive, onto_x, onto_y, onto_constant, x_low, x_high, y_low, y_high):
+    """Return how what ``_planes`` gives, times its gradients, changes along the place."""
+    rises = tl.where(positive, y_high - y_low, y_low - y_high)
+    change = tl.where(positive, x_low * y_low - x_high * y_high, x_low * y_high - x_high * y_low)
+    return onto_x * rises + onto_y * (x_high - x_low) + onto_constant * change
+
+
+@triton.jit
+def _load_ends(low, high, at, here):
+    return tl.load(low + at, here, 0.0), tl.load(high + at, here, 0.0)
+
+
+@triton.jit
+def _places_in_matrix(i, j, height, width):
+    """Return the places of rows ``i`` and columns ``j`` in a matrix, and which of them it has."""
+    return i[:, None] * width + j[None, :], (i < height)[:, None] & (j < width)[None, :]
+
+
 @triton.jit(do_not_specialize=["rows"])
 def forward_products(
     a, places, x_low, x_high, y_low, y_high, to_x, to_y, bias, n, rows, a_batch, a_row, BLOCK: tl.constexpr
@@ -30,9 +49,8 @@ def forward_products(
         here = j < n
         c = tl.load(a + instance * a_batch + row * a_row + j, here, 0.0)
         place = tl.load(places + program * n + j, here, 0.0)
-        at = instance * n + j
-        lx, ux = tl.load(x_low + at, here, 0.0), tl.load(x_high + at, here, 0.0)
-        ly, uy = tl.load(y_low + at, here, 0.0), tl.load(y_high + at, here, 0.0)
+        lx, ux = _load_ends(x_low, x_high, instance * n + j, here)
+        ly, uy = _load_ends(y_low, y_high, instance * n + j, here)
         along_x, along_y, constant = _planes(c > 0, place, lx, ux, ly, uy)
         tl.store(to_x + program * n + j, c * along_x, here)
         tl.store(to_y + program * n + j, c * along_y, here)
@@ -53,16 +71,13 @@ def backward_products(
         here = j < n
         c = tl.load(a + instance * a_batch + row * a_row + j, here, 0.0)
         place = tl.load(places + program * n + j, here, 0.0)
-        at = instance * n + j
-        lx, ux = tl.load(x_low + at, here, 0.0), tl.load(x_high + at, here, 0.0)
-        ly, uy = tl.load(y_low + at, here, 0.0), tl.load(y_high + at, here, 0.0)
+        lx, ux = _load_ends(x_low, x_high, instance * n + j, here)
+        ly, uy = _load_ends(y_low, y_high, instance * n + j, here)
         gx, gy = tl.load(onto_x + program * n + j, here, 0.0), tl.load(onto_y + program * n + j, here, 0.0)
-        positive = c > 0
-        rises = tl.where(positive, uy - ly, ly - uy)
-        change = tl.where(positive, lx * ly - ux * uy, lx * uy - ux * ly)
-        tl.store(to_places + program * n + j, c * (gx * rises + gy * (ux - lx) + gradient * change), here)
+        onto_place = c * _change_by_place(c > 0, gx, gy, gradient, lx, ux, ly, uy)
+        tl.store(to_places + program * n + j, onto_place, here)
         if TO_A:
-            along_x, along_y, constant = _planes(positive, place, lx, ux, ly, uy)
+            along_x, along_y, constant = _planes(c > 0, place, lx, ux, ly, uy)
             tl.store(to_a + program * n + j, gx * along_x + gy * along_y + gradient * constant, here)
 
 
@@ -79,19 +94,16 @@ def forward_matrices(
     line, head = program // heads, program % heads
     instance, row = line // rows, line % rows
     i, k, j = tl.arange(0, HEIGHT), tl.arange(0, INNER), tl.arange(0, WIDTH)
-    own, left, right = i < height, k < inner, j < width
-    entries = i[:, None] * width + j[None, :]
-    c_here = own[:, None] & right[None, :]
+    entries, c_here = _places_in_matrix(i, j, height, width)
+    x_at, x_here = _places_in_matrix(i, k, height, inner)
+    y_at, y_here = _places_in_matrix(k, j, inner, width)
     c = tl.load(a + instance * a_batch + row * a_row + head * height * width + entries, c_here, 0.0)[:, None, :]
-    x_at, x_here = i[:, None] * inner + k[None, :], own[:, None] & left[None, :]
-    y_at, y_here = k[:, None] * width + j[None, :], left[:, None] & right[None, :]
-    x_from, y_from = (instance * heads + head) * height * inner, (instance * heads + head) * inner * width
-    lx = tl.load(x_low + x_from + x_at, x_here, 0.0)[:, :, None]
-    ux = tl.load(x_high + x_from + x_at, x_here, 0.0)[:, :, None]
-    ly = tl.load(y_low + y_from + y_at, y_here, 0.0)[None, :, :]
-    uy = tl.load(y_high + y_from + y_at, y_here, 0.0)[None, :, :]
-    terms = (i[:, None, None] * inner + k[None, :, None]) * width + j[None, None, :]
-    here = own[:, None, None] & left[None, :, None] & right[None, None, :]
+    matrix = instance * heads + head
+    lx, ux = _load_ends(x_low, x_high, matrix * height * inner + x_at, x_here)
+    ly, uy = _load_ends(y_low, y_high, matrix * inner * width + y_at, y_here)
+    lx, ux, ly, uy = lx[:, :, None], ux[:, :, None], ly[None, :, :], uy[None, :, :]
+    terms = x_at[:, :, None] * width + j[None, None, :]
+    here = x_here[:, :, None] & (j < width)[None, None, :]
     place = tl.load(places + program * height * inner * width + terms, here, 0.0)
     along_x, along_y, constant = _planes(c > 0, place, lx, ux, ly, uy)
     tl.store(to_x + program * height * inner + x_at, tl.sum(c * along_x, 2), x_here)
@@ -109,29 +121,23 @@ def backward_matrices(
     line, head = program // heads, program % heads
     instance, row = line // rows, line % rows
     i, k, j = tl.arange(0, HEIGHT), tl.arange(0, INNER), tl.arange(0, WIDTH)
-    own, left, right = i < height, k < inner, j < width
-    entries = i[:, None] * width + j[None, :]
-    c_here = own[:, None] & right[None, :]
+    entries, c_here = _places_in_matrix(i, j, height, width)
+    x_at, x_here = _places_in_matrix(i, k, height, inner)
+    y_at, y_here = _places_in_matrix(k, j, inner, width)
     c = tl.load(a + instance * a_batch + row * a_row + head * height * width + entries, c_here, 0.0)[:, None, :]
-    x_at, x_here = i[:, None] * inner + k[None, :], own[:, None] & left[None, :]
-    y_at, y_here = k[:, None] * width + j[None, :], left[:, None] & right[None, :]
-    x_from, y_from = (instance * heads + head) * height * inner, (instance * heads + head) * inner * width
-    lx = tl.load(x_low + x_from + x_at, x_here, 0.0)[:, :, None]
-    ux = tl.load(x_high + x_from + x_at, x_here, 0.0)[:, :, None]
-    ly = tl.load(y_low + y_from + y_at, y_here, 0.0)[None, :, :]
-    uy = tl.load(y_high + y_from + y_at, y_here, 0.0)[None, :, :]
+    matrix = instance * heads + head
+    lx, ux = _load_ends(x_low, x_high, matrix * height * inner + x_at, x_here)
+    ly, uy = _load_ends(y_low, y_high, matrix * inner * width + y_at, y_here)
+    lx, ux, ly, uy = lx[:, :, None], ux[:, :, None], ly[None, :, :], uy[None, :, :]
     gx = tl.load(onto_x + program * height * inner + x_at, x_here, 0.0)[:, :, None]
     gy = tl.load(onto_y + program * inner * width + y_at, y_here, 0.0)[None, :, :]
     gradient = tl.load(onto_bias + line)
-    terms = (i[:, None, None] * inner + k[None, :, None]) * width + j[None, None, :]
-    here = own[:, None, None] & left[None, :, None] & right[None, None, :]
-    positive = c > 0
-    rises = tl.where(positive, uy - ly, ly - uy)
-    change = tl.where(positive, lx * ly - ux * uy, lx * uy - ux * ly)
-    found = c * (gx * rises + gy * (ux - lx) + gradient * change)
-    tl.store(to_places + program * height * inner * width + terms, found, here)
+    terms = x_at[:, :, None] * width + j[None, None, :]
+    here = x_here[:, :, None] & (j < width)[None, None, :]
+    onto_place = c * _change_by_place(c > 0, gx, gy, gradient, lx, ux, ly, uy)
+    tl.store(to_places + program * height * inner * width + terms, onto_place, here)
     if TO_A:
         place = tl.load(places + program * height * inner * width + terms, here, 0.0)
-        along_x, along_y, constant = _planes(positive, place, lx, ux, ly, uy)
+        along_x, along_y, constant = _planes(c > 0, place, lx, ux, ly, uy)
         onto = tl.sum(gx * along_x + gy * along_y + gradient * constant, 1)
         tl.store(to_a + program * height * width + entries, onto, c_here)

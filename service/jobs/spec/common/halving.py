@@ -20,10 +20,7 @@ class Halving(StoppingRule):
 
     rule: Literal["halving"] = Field("halving", description="asynchronous successive halving, which pauses no job")
     factor: int = Field(
-        3,
-        ge=2,
-        le=1000,
-        description="one of so many jobs goes on from a rung, to one at so many times its step",
+        3, ge=2, le=1000, description="one of so many jobs goes on from a rung, to one at so many times its step"
     )
 
     @property

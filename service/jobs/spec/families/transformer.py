@@ -69,10 +69,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def divided(self) -> Mapping[str, int]:
-        return {
-            "heads": self.heads,
-            "ffn_dim": self.feed_forward_dim,
-        }
+        return {"heads": self.heads, "ffn_dim": self.feed_forward_dim}
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
