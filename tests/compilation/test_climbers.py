@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import math
 import os
 import re
@@ -18,8 +19,10 @@ import pytest
 import torch
 from ladder_runs import ascend, quick_plan
 from programs import clean
+from safetensors.torch import save_file
 
 from benchmarks.recording_reporter import RecordingReporter
+from service import models
 from service.compilation import climber_process, entry, forks, job, plans
 from service.compilation.activity import Activity
 from service.compilation.climber_process import Climbed
@@ -34,10 +37,13 @@ from service.compilation.run import exchange
 from service.compilation.run.baseline import FirstRun
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import LADDER
+from service.compilation.selftest import SelfTest
 from service.compilation.time_share import ENDLESS, TimeShare
-from service.jobs.files import DataLayout
+from service.jobs.files import DESCRIPTION, WEIGHTS, DataLayout
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec, Phase
+from service.jobs.spec.model import MlpConfig
+from service.models import WeightsError
 from service.parallel.boundary import StepBoundary
 from workers.forks import threads
 
@@ -360,3 +366,27 @@ def test_a_job_climbs_in_processes_and_reports_as_in_one(data: DataLayout) -> No
     assert result["verdicts"] == {"pass": 4}
     assert (result["gate"]["train"], result["gate"]["closed"]) == ("aot_eager", "")
     assert [line for line in reporter.lines if line.startswith("inference/aot_eager: pass")]
+
+
+@pytest.mark.parametrize("number", [0.0, math.nan], ids=["that can be used", "that cannot be used"])
+def test_weights_that_have_changed_end_the_check_by_name(
+    data: DataLayout, number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are hashed while the processes use them: whatever comes of that, no rung counts."""
+    config = {"family": "mlp", "in_features": 4, "hidden": [4], "out_features": 2}
+    theirs = data.job("job_" + "2" * 20).artifacts
+    theirs.mkdir(parents=True)
+    model = models.build(MlpConfig.model_validate(config), seed=1)
+    save_file({name: torch.full_like(each, number) for name, each in model.state_dict().items()}, theirs / WEIGHTS)
+    (theirs / DESCRIPTION).write_text(json.dumps({"config": config, "step": 1, "sha256": "0" * 64}))
+    checked = {"modes": ["eager"], "phases": ["inference"], "shapes": [2], "model": {"job": "job_" + "2" * 20}}
+    wanted = CompileSpec.model_validate(checked)
+    where = RunContext("job_" + "1" * 20, 1, 0, 0, 1, "cpu", data, RecordingReporter(), lambda: False)
+    monkeypatch.setattr(job, "kept_or_run", lambda *_: SelfTest(()))
+    processes = Forks.ready(lambda seat: entry._serve(wanted, where, seat), 2, 0)
+    try:
+        with pytest.raises(WeightsError, match=r"model.safetensors has changed since it was written"):
+            job.run(wanted, where, processes)
+    finally:
+        processes.end()
+    assert not (data.job(where.job_id).artifacts / "report.json").exists()
