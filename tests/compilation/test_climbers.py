@@ -302,6 +302,14 @@ def test_one_process_of_a_phase_makes_the_baseline_and_if_it_ends_another(ends: 
     assert parities == ["float64"] * 2
 
 
+def test_processes_of_a_large_program_share_no_uncompiled_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(climber_process, "SMALL", 0)
+    program = InDoublePrecision("train", 0, file=tmp_path / "processes")
+    found, _ = climbed(prepared(program), tuple((case,) for case in EACH_PHASE[0]))
+    assert [each.result.verdict for each in found] == ["pass"] * 2
+    assert len(set(program.file.read_text().split())) == 2
+
+
 def test_a_baseline_of_a_first_run_that_could_not_be_handed_on_is_no_other_process_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

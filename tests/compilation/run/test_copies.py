@@ -31,7 +31,9 @@ def test_what_moves_together_arrives_as_it_was(most: int) -> None:
     for batch in _batches(MIXED.items(), most):
         arrived |= _moved(batch, torch.device("cpu"))
     assert arrived.keys() == MIXED.keys()
-    assert all(torch.equal(arrived[name], value) and arrived[name].dtype == value.dtype for name, value in MIXED.items())
+    assert all(
+        torch.equal(arrived[name], value) and arrived[name].dtype == value.dtype for name, value in MIXED.items()
+    )
 
 
 def test_only_what_is_large_leaves_the_host() -> None:
@@ -43,11 +45,11 @@ def test_only_what_is_large_leaves_the_host() -> None:
     assert read({name: value[:2] for name, value in values.items()}) == {"small": [1.0, 1.0], "large": [1.0, 1.0]}
 
 
-class Readings(TorchDispatchMode):
+class Readings(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
     """Counts how often a number is read, for which a device is waited for."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
