@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import math
 import os
 import re
@@ -19,10 +18,8 @@ import pytest
 import torch
 from ladder_runs import ascend, quick_plan
 from programs import clean
-from safetensors.torch import save_file
 
 from benchmarks.recording_reporter import RecordingReporter
-from service import models
 from service.compilation import climber_process, entry, forks, job, plans
 from service.compilation.activity import Activity
 from service.compilation.climber_process import Climbed
@@ -37,13 +34,10 @@ from service.compilation.run import exchange
 from service.compilation.run.baseline import FirstRun
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import LADDER
-from service.compilation.selftest import SelfTest
 from service.compilation.time_share import ENDLESS, TimeShare
-from service.jobs.files import DESCRIPTION, WEIGHTS, DataLayout
+from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec, Phase
-from service.jobs.spec.model import MlpConfig
-from service.models import WeightsError
 from service.parallel.boundary import StepBoundary
 from workers.forks import threads
 
@@ -302,12 +296,39 @@ def test_one_process_of_a_phase_makes_the_baseline_and_if_it_ends_another(ends: 
     assert parities == ["float64"] * 2
 
 
-def test_processes_of_a_large_program_share_no_uncompiled_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@dataclass(frozen=True)
+class NotingOrder(Telling):
+    """A sound program that notes its compiled steps too, and where it is built in float64."""
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        if dtype == torch.float64:
+            self._note("float64")
+        return super().build(dtype)
+
+    def _end(self, phase: Phase, parts: Parts) -> None:
+        self._note("compiled" if is_compiled(parts) else "eager")
+
+    def _note(self, what: str) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()} {what}\n")
+
+
+def test_processes_of_a_large_program_share_no_run_and_all_but_the_first_compile_before_float64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(climber_process, "SMALL", 0)
-    program = InDoublePrecision("train", 0, file=tmp_path / "processes")
+    program = NotingOrder("train", 0, file=tmp_path / "steps")
     found, _ = climbed(prepared(program), tuple((case,) for case in EACH_PHASE[0]))
     assert [each.result.verdict for each in found] == ["pass"] * 2
-    assert len(set(program.file.read_text().split())) == 2
+    assert [rung_row(each.result)["parity"]["judged_by"] for each in found] == ["float64"] * 2
+    orders: dict[str, list[str]] = {}
+    for line in program.file.read_text().splitlines():
+        process, what = line.split()
+        orders.setdefault(process, []).append(what)
+    assert sorted(list(dict.fromkeys(order)) for order in orders.values()) == [
+        ["eager", "compiled", "float64"],
+        ["eager", "float64", "compiled"],
+    ]
 
 
 def test_a_baseline_of_a_first_run_that_could_not_be_handed_on_is_no_other_process_s(
@@ -374,27 +395,3 @@ def test_a_job_climbs_in_processes_and_reports_as_in_one(data: DataLayout) -> No
     assert result["verdicts"] == {"pass": 4}
     assert (result["gate"]["train"], result["gate"]["closed"]) == ("aot_eager", "")
     assert [line for line in reporter.lines if line.startswith("inference/aot_eager: pass")]
-
-
-@pytest.mark.parametrize("number", [0.0, math.nan], ids=["that can be used", "that cannot be used"])
-def test_weights_that_have_changed_end_the_check_by_name(
-    data: DataLayout, number: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are hashed while the processes use them: whatever comes of that, no rung counts."""
-    config = {"family": "mlp", "in_features": 4, "hidden": [4], "out_features": 2}
-    theirs = data.job("job_" + "2" * 20).artifacts
-    theirs.mkdir(parents=True)
-    model = models.build(MlpConfig.model_validate(config), seed=1)
-    save_file({name: torch.full_like(each, number) for name, each in model.state_dict().items()}, theirs / WEIGHTS)
-    (theirs / DESCRIPTION).write_text(json.dumps({"config": config, "step": 1, "sha256": "0" * 64}))
-    checked = {"modes": ["eager"], "phases": ["inference"], "shapes": [2], "model": {"job": "job_" + "2" * 20}}
-    wanted = CompileSpec.model_validate(checked)
-    where = RunContext("job_" + "1" * 20, 1, 0, 0, 1, "cpu", data, RecordingReporter(), lambda: False)
-    monkeypatch.setattr(job, "kept_or_run", lambda *_: SelfTest(()))
-    processes = Forks.ready(lambda seat: entry._serve(wanted, where, seat), 2, 0)
-    try:
-        with pytest.raises(WeightsError, match=r"model.safetensors has changed since it was written"):
-            job.run(wanted, where, processes)
-    finally:
-        processes.end()
-    assert not (data.job(where.job_id).artifacts / "report.json").exists()
