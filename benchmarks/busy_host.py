@@ -12,7 +12,7 @@ which CPU jobs make way: ``TRIVET_CPU_NICENESS=0``, and ranks with as many threa
     python benchmarks/busy_host.py [--waiting 500] [--seconds 4] [--steps 60] [--unweighed]
     python benchmarks/busy_host.py --unweighed --spare 300 --seconds 2 --urgent 2 --steps 20    # the same in less time
 
-Each figure is printed as soon as it is known, after the seconds since the start.
+Each figure is printed as soon as it is known; other lines begin with the seconds since the start.
 """
 
 from __future__ import annotations
@@ -106,9 +106,7 @@ class Host:
         began = time.perf_counter()
         asyncio.run(measured_rate(self.api.port, f"{what}, trial", [request] * trial, connections=connections))
         count = max(trial, int(trial * self.options.seconds / (time.perf_counter() - began)))
-        found = asyncio.run(measured_rate(self.api.port, what, [request] * count, connections=connections))
-        say(f"{what}: {found.per_s:,.0f} a second, p50 {found.p50_ms:.1f} ms, p99 {found.p99_ms:.1f} ms")
-        return found
+        return asyncio.run(measured_rate(self.api.port, what, [request] * count, connections=connections))
 
     def _first_line(self, *, busy: bool) -> float:
         """Return the seconds from the moment at which an urgent job could have started to its rank's first word."""
