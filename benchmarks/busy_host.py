@@ -10,6 +10,9 @@ With ``--unweighed`` a full host is measured before as well, in a service withou
 which CPU jobs make way: ``TRIVET_CPU_NICENESS=0``, and ranks with as many threads as there are cores.
 
     python benchmarks/busy_host.py [--waiting 500] [--seconds 4] [--steps 60] [--unweighed]
+    python benchmarks/busy_host.py --unweighed --spare 300 --seconds 2 --urgent 2 --steps 20    # the same in less time
+
+Each figure is printed as soon as it is known; other lines begin with the seconds since the start.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ from service.jobs.records import Job
 from trivet import Client
 from workers.inventory import cuda_devices, usable_cores
 
-URGENT, LISTING = 3, 6
-LISTED = 60
+LISTING = 6
+LISTED, WARM = 60, 2
+"""Jobs that a list has, and others that run before anything is measured."""
 BATCH = 500
 SETTLE_S = 5.0
 PATIENCE_S = 300.0
@@ -55,6 +59,14 @@ ON_GPU = {
     "batch": {"global": 32},
     "device": "cuda",
 }
+
+
+BEGAN = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Print a line, after the seconds since the start."""
+    print(f"{time.monotonic() - BEGAN:6.1f} s: {text}", flush=True)
 
 
 @dataclass(frozen=True)
@@ -82,8 +94,11 @@ class Host:
         job_id = self.client.job_page(limit=1).items[0].id
         status = self._rate(f"{state}: status reads", f"/v1/jobs/{job_id}", CONNECTIONS)
         lists = self._rate(f"{state}: lists of 50", "/v1/jobs?limit=50", LISTING)
-        first = [self._first_line(busy=busy) for _ in range(URGENT)]
-        return Figures(status, lists, first, self._training())
+        first = [self._first_line(busy=busy) for _ in range(self.options.urgent)]
+        say(f"{state}: urgent jobs' first lines after {', '.join(f'{each:.2f}' for each in first)} s")
+        training = self._training()
+        say(f"{state}: training on the GPU, {'none' if training is None else f'{training:.1f} s'}")
+        return Figures(status, lists, first, training)
 
     def _rate(self, what: str, path: str, connections: int) -> Rate:
         """Read for about the wanted time: as many times as a shorter trial lets expect."""
@@ -116,7 +131,7 @@ class Host:
     def _ended(self, spec: Mapping[str, Any]) -> Job:
         began = time.monotonic()
         ran = self.client.wait(self.client.submit(spec).id, timeout_s=PATIENCE_S)
-        print(f"  {ran.name}: {time.monotonic() - began:.1f} s from submission to end", flush=True)
+        say(f"  {ran.name}: {time.monotonic() - began:.1f} s from submission to end")
         if ran.state != "succeeded":
             raise RuntimeError(f"{ran.name} has {ran.state}: {ran.error}")
         return ran
@@ -132,6 +147,7 @@ class Host:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"only {busy} of {self.slots} slots were ever busy")
             time.sleep(0.2)
+        say(f"{busy} of {self.slots} slots are busy")
         time.sleep(SETTLE_S)
 
     def _busy_slots(self) -> int:
@@ -139,11 +155,16 @@ class Host:
         return states["starting"] + states["running"]
 
     def warm_up(self) -> None:
-        """Run what makes the first jobs slow, and leave enough jobs to list."""
-        made = self.client.submit_many([SMALL | {"name": "warm", "steps": 20}] * LISTED)
-        self.client.wait_many((job.id for job in made), timeout_s=PATIENCE_S)
+        """Run what makes the first jobs slow, and leave enough jobs to list, most of them cancelled."""
+        (own,) = self.client.hosts()
+        self.client.drain(own.name)
+        for job in self.client.submit_many([SMALL | {"name": "listed", "steps": 20}] * LISTED):
+            self.client.cancel(job.id)
+        self.client.resume(own.name)
+        for _ in range(WARM):
+            self._ended(SMALL | {"name": "warm", "steps": 20})
         if cuda_devices(os.environ):
-            self._ended(ON_GPU | {"name": "warm", "steps": 2})
+            self._ended(ON_GPU | {"name": "warm on the GPU", "steps": 2})
 
 
 @contextmanager
@@ -155,13 +176,14 @@ def host(options: argparse.Namespace, *, weighed: bool) -> Iterator[Host]:
     with tempfile.TemporaryDirectory() as folder:
         service = Service(Path(folder) / "data", settings, threads=None if weighed else str(usable_cores()))
         service.start()
-        print(f"\nservice {'with' if weighed else 'without'} weights started", flush=True)
+        say(f"service {'with' if weighed else 'without'} weights started")
         try:
             key = service.key_file.read_text().strip()
             with Client(f"http://127.0.0.1:{service.port}", key, timeout_s=PATIENCE_S) as client:
                 yield Host(client, Api(service.port, key), slots, options)
         finally:
             service.stop()
+            say("stopped")
 
 
 def measured(options: argparse.Namespace, *, weighed: bool) -> tuple[Figures | None, Figures]:
@@ -171,7 +193,7 @@ def measured(options: argparse.Namespace, *, weighed: bool) -> tuple[Figures | N
         idle = here.figures(busy=False) if weighed else None
         here.fill()
         busy = here.figures(busy=True)
-        print(f"{here.client.job_counts().states['queued']} still wait, load {os.getloadavg()[0]:.0f}\n", flush=True)
+        say(f"{here.client.job_counts().states['queued']} still wait, load {os.getloadavg()[0]:.0f}")
         return idle, busy
 
 
@@ -204,6 +226,7 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=500, help="jobs that still wait at the end")
     parser.add_argument("--spare", type=int, default=1000, help="further ones, which run meanwhile")
     parser.add_argument("--seconds", type=float, default=4.0, help="for which each kind of read is measured")
+    parser.add_argument("--urgent", type=int, default=3, help="urgent jobs, one after the other")
     parser.add_argument("--steps", type=int, default=60, help="of the training on the GPU")
     parser.add_argument("--unweighed", action="store_true", help="measure first without weights and limits of threads")
     options = parser.parse_args()

@@ -78,9 +78,9 @@ class ClimbTask:
             watch = Stopwatch()
             rungs = [case.rung for case in cases]
             # What one process makes for itself alone, or too large to write down, is not handed on.
-            others = sum(any(case.phase == phase for case in part) for part in chosen) - 1
-            shares = exchange.has_any(phase) or (others and seat.shared[SHARES])
-            own_plan = replace(plan, exchange=exchange if shares else None)
+            beside = [index for index, part in enumerate(chosen) if any(case.phase == phase for case in part)]
+            shares = exchange.has_any(phase) or (len(beside) > 1 and seat.shared[SHARES])
+            own_plan = replace(plan, exchange=exchange if shares else None, defers=self.index > beside[0])
 
             def is_to_stop() -> bool:
                 return bool(seat.shared[STOP])

@@ -5,7 +5,9 @@ detectors, publishes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +38,7 @@ from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.time_share import TimeShare
 from service.jobs.runtime import ENDING, Completion, NullReporter, RunContext, Stopwatch
 from service.jobs.spec.compile import CompileSpec
+from service.models.reference import check_whole
 from service.parallel import distributed
 
 _SELF_TEST = "self-test: each detector must find its fault"
@@ -109,7 +112,9 @@ def _climb_here(
 def _climb_apart(
     spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], share: TimeShare, forks: Forks
 ) -> Climb:
-    """Climb in processes of their own, while the detectors are proved in another."""
+    """Climb in processes of their own, while the detectors are proved in another, and a thread of this one finds out
+    whether the weights are whole.
+    """
     context.report.phase("preparing")
     context.report.log(_SELF_TEST)
     proving = forks.take(None)
@@ -117,6 +122,7 @@ def _climb_apart(
 
     def hear(about: tuple[Subject, float | None]) -> None:
         if not prepared:
+            wait_for_weights()
             context.report.log(_describe_beginning(spec, context, rungs, about[0]))
             context.report.phase("first rung")
         prepared.append(about)
@@ -124,7 +130,8 @@ def _climb_apart(
     planned = plans(rungs, spec.phases, len(os.sched_getaffinity(0)))
     activity = Activity(context.report, len(rungs) * len(spec.phases))
     climbed = climb_apart(forks, planned, context.should_stop, hear, watcher=activity, share=share)
-    results = list(activity.report_results(climbed))
+    with _weights_checked(spec, context) as wait_for_weights:
+        results = list(activity.report_results(climbed))
     if not prepared:
         raise HostFaultError("no process of the check came to its first rung")
     subject = prepared[0][0]
@@ -132,6 +139,20 @@ def _climb_apart(
     proved = SelfTest(()) if context.should_stop() else _receive_proofs(proving)
     proving.end()
     return Climb(subject, toolchain_s, results, proved)
+
+
+@contextmanager
+def _weights_checked(spec: CompileSpec, context: RunContext) -> Iterator[Callable[[], None]]:
+    """Check in a thread whether the model's weights are whole, and yield what waits for that and raises
+    :class:`WeightsError` if they are not; so does any error within.
+    """
+    with ThreadPoolExecutor(1, "weights") as pool:
+        whole = pool.submit(lambda: None if spec.model is None else check_whole(spec.model, context.data))
+        try:
+            yield whole.result
+        except Exception:
+            whole.result()
+            raise
 
 
 def _receive_proofs(proving: ForkedProcess) -> SelfTest:

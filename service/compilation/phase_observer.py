@@ -52,6 +52,8 @@ class PhaseObserver:
         """Run the uncompiled program, or take what another process found when it ran it."""
         if plan.exchange is not None:
             return PhaseObserver._beside_others(program, phase, plan, plan.exchange)
+        if plan.defers:
+            return PhaseObserver._before_the_rest(program, phase, plan)
         (baseline, _), problems = collective_attempt(lambda: _baseline(program, phase, plan), itemgetter(1))
         problem = next((each for each in problems if each), "")
         if baseline is None or problem:
@@ -76,6 +78,25 @@ class PhaseObserver:
         except UncompiledError as error:
             return PhaseObserver(program, None, str(error))
         return PhaseObserver(program, reference)
+
+    @staticmethod
+    def _before_the_rest(program: Program, phase: Phase, plan: RunPlan) -> PhaseObserver:
+        """Begin after the first run, of a process without other ranks; the first rung makes the rest before it is
+        judged.
+        """
+        runs = UncompiledRuns(program, phase, plan.iterations, any_rank, plan.tells)
+
+        def complete() -> Baseline:
+            torch.cuda.empty_cache()  # what the rung took and has let go of, other processes on the device may need
+            with _described():
+                return runs.complete(first)
+
+        try:
+            with _described():
+                first = runs.begin()
+        except UncompiledError as error:
+            return PhaseObserver(program, None, str(error))
+        return PhaseObserver(program, AwaitedBaseline(first, lambda: _examined(program, complete())))
 
     def observe(self, case: RungCase, plan: RunPlan) -> Observation:
         """Return what is seen of a rung; a program that does not run uncompiled fails every one."""

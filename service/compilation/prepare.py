@@ -16,6 +16,7 @@ from service.compilation.run.run_plan import RunPlan, plan_run
 from service.compilation.rungs import Rung
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
+from service.models.reference import resolve_unchecked
 from service.parallel import distributed
 
 
@@ -40,13 +41,13 @@ class Prepared:
 
 def prepare_alone(spec: CompileSpec, context: RunContext, *, begins: bool = False) -> Prepared:
     """Prepare the program as a process of its own climbs it, without other ranks; if it ``begins``, code generation
-    starts meanwhile.
+    starts meanwhile. Whether the weights are whole, the process that started the check finds out.
     """
     device = distributed.start_alone(context.device_type)
     toolchain = Toolchain(device)
     if begins:
         toolchain.begin()
-    target = target_of(spec, context, device)
+    target = target_of(spec, context, device, resolve_unchecked)
     plan = replace(plan_run(target.program, spec.steps, spec.permitted, slowest), fullgraph=spec.fullgraph)
     return Prepared(target.program, plan, target.subject, toolchain)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from pydantic import TypeAdapter
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from service.formats.archive import ArchiveError, is_archive
 from service.formats.weights import WeightsFileError, check_foreign, names_of, shapes_of
-from service.jobs.files import WEIGHTS, DataLayout, JobPaths, finished
+from service.jobs.files import WEIGHTS, Checkpoint, DataLayout, JobPaths, finished
 from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import FamilyConfig, FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
@@ -29,10 +30,25 @@ _config: TypeAdapter[ModelConfig] = TypeAdapter(FamilyConfig)
 def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
     """Return the configuration, and weights if the reference has any: mapped, or read when parts of them are taken.
 
-    Raises :class:`WeightsError` when they are not there or cannot be read.
+    Raises :class:`WeightsError` when they are not there, have changed since they were written, or cannot be read.
+    """
+    check_whole(reference, data)
+    return resolve_unchecked(reference, data)
+
+
+def check_whole(reference: ModelRef, data: DataLayout) -> None:
+    """Raise :class:`WeightsError` for weights of a job that are not there, or have changed since they were written; it
+    takes about a second for a GB.
     """
     if isinstance(reference, FromJob):
-        return trained(data.job(reference.job), reference.step)
+        _find(data.job(reference.job), reference.step).check()
+
+
+def resolve_unchecked(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
+    """Resolve a reference whose weights another process checks (:func:`check_whole`)."""
+    if isinstance(reference, FromJob):
+        found = _find(data.job(reference.job), reference.step)
+        return found.config(), found.read()
     if isinstance(reference, FromSafetensors):
         return reference.config, _read(data, reference.safetensors, reference.config)
     if isinstance(reference, FromHuggingFace):
@@ -45,25 +61,71 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
     taken.
 
     ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
-    :class:`WeightsError` naming the steps that there are.
+    :class:`WeightsError` naming the steps that there are, or the file that has changed.
     """
-    from service.parallel import checkpoint  # noqa: PLC0415 - it takes long to import, and few jobs read checkpoints
+    found = _find(paths, step)
+    found.check()
+    return found.config(), found.read()
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """The finished model of a training job."""
+
+    paths: JobPaths
+    model: Mapping[str, Any]
+    """Its description."""
+
+    def check(self) -> None:
+        from service.parallel import checkpoint  # noqa: PLC0415 - it takes long to import, and few jobs read checkpoints
+
+        if checkpoint.first_damaged(
+            self.paths.artifacts, {WEIGHTS: self.model["sha256"]} if "sha256" in self.model else {}
+        ):
+            raise _damaged(self.paths, WEIGHTS)
+
+    def config(self) -> ModelConfig:
+        return _config.validate_python(self.model["config"])
+
+    def read(self) -> Weights:
+        held, prefix = load_file(self.paths.artifacts / WEIGHTS), self.model.get("prefix", "")
+        return {prefix + name: tensor for name, tensor in held.items()}
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A checkpoint of a training job."""
+
+    paths: JobPaths
+    checkpoint: Checkpoint
+
+    def check(self) -> None:
+        from service.parallel import checkpoint  # noqa: PLC0415
+
+        if (damaged := checkpoint.damage(self.checkpoint)) is not None:
+            raise _damaged(self.paths, f"{self.checkpoint.path.name}/{damaged}")
+
+    def config(self) -> ModelConfig:
+        return _config.validate_python(self.checkpoint.meta["model"])
+
+    def read(self) -> Weights:
+        from service.parallel import checkpoint  # noqa: PLC0415
+
+        return checkpoint.stored(self.checkpoint.path, _CHECKPOINT_PREFIX)
+
+
+def _find(paths: JobPaths, step: int | Literal["latest"]) -> _Finished | _Saved:
+    from service.parallel import checkpoint  # noqa: PLC0415
 
     model = finished(paths.artifacts)
     if model is not None and step in ("latest", model["step"]):
-        if checkpoint.first_damaged(paths.artifacts, {WEIGHTS: model["sha256"]} if "sha256" in model else {}):
-            raise _damaged(paths, WEIGHTS)
-        held, prefix = load_file(paths.artifacts / WEIGHTS), model.get("prefix", "")
-        return _config.validate_python(model["config"]), {prefix + name: tensor for name, tensor in held.items()}
+        return _Finished(paths, model)
     saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
     wanted = max(saved, default=None) if step == "latest" else step
     if wanted not in saved:
         steps = sorted({*saved, *([model["step"]] if model else [])})
         raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
-    meta = saved[wanted].meta
-    if (damaged := checkpoint.damage(saved[wanted])) is not None:
-        raise _damaged(paths, f"step_{wanted}/{damaged}")
-    return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
+    return _Saved(paths, saved[wanted])
 
 
 def _damaged(paths: JobPaths, file: str) -> WeightsError:

@@ -296,6 +296,41 @@ def test_one_process_of_a_phase_makes_the_baseline_and_if_it_ends_another(ends: 
     assert parities == ["float64"] * 2
 
 
+@dataclass(frozen=True)
+class NotingOrder(Telling):
+    """A sound program that notes its compiled steps too, and where it is built in float64."""
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        if dtype == torch.float64:
+            self._note("float64")
+        return super().build(dtype)
+
+    def _end(self, phase: Phase, parts: Parts) -> None:
+        self._note("compiled" if is_compiled(parts) else "eager")
+
+    def _note(self, what: str) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()} {what}\n")
+
+
+def test_processes_of_a_large_program_share_no_run_and_all_but_the_first_compile_before_float64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(climber_process, "SMALL", 0)
+    program = NotingOrder("train", 0, file=tmp_path / "steps")
+    found, _ = climbed(prepared(program), tuple((case,) for case in EACH_PHASE[0]))
+    assert [each.result.verdict for each in found] == ["pass"] * 2
+    assert [rung_row(each.result)["parity"]["judged_by"] for each in found] == ["float64"] * 2
+    orders: dict[str, list[str]] = {}
+    for line in program.file.read_text().splitlines():
+        process, what = line.split()
+        orders.setdefault(process, []).append(what)
+    assert sorted(list(dict.fromkeys(order)) for order in orders.values()) == [
+        ["eager", "compiled", "float64"],
+        ["eager", "float64", "compiled"],
+    ]
+
+
 def test_a_baseline_of_a_first_run_that_could_not_be_handed_on_is_no_other_process_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

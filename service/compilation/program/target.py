@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from service.jobs.files import DataLayout
 from service.jobs.plugins import Features, Tokens
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
-from service.jobs.spec.model import ModelConfig
+from service.jobs.spec.model import ModelConfig, ModelRef
 from service.models import data
 from service.models.data import Split
 from service.models.parallelize import Fingerprint, ModelRecipe, fingerprint, parallelize
@@ -31,6 +31,7 @@ from service.parallel.pipeline.stage import Part
 from service.parallel.pipeline.transport import connect
 from service.schedules import generator
 
+Resolver = Callable[[ModelRef, DataLayout], tuple[ModelConfig, models.Weights | None]]
 _KEPT_SHARE = 0.05
 """The share of a device's free memory that weights may take beside the model, which is built for every run."""
 
@@ -82,21 +83,25 @@ class Target:
     subject: Subject
 
 
-def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> Target:
-    """Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
+def target_of(spec: CompileSpec, context: RunContext, device: torch.device, resolver: Resolver = resolve) -> Target:
+    """Return the spec's program, of a model that ``resolver`` finds.
+
+    Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
     anything is compiled.
     """
     mesh = meshes.build(spec.parallel, device.type)
     if spec.program is not None:
         program, own = make(spec.program, spec.parallel, Site(device, mesh, spec.seed, context.data))
         return Target(program, Subject(own, {"program": spec.program.model_dump(mode="json")}))
-    return _model_target(spec, context, device, mesh)
+    return _model_target(spec, context, device, mesh, resolver)
 
 
-def _model_target(spec: CompileSpec, context: RunContext, device: torch.device, mesh: Mesh) -> Target:
+def _model_target(
+    spec: CompileSpec, context: RunContext, device: torch.device, mesh: Mesh, resolver: Resolver
+) -> Target:
     """Return the program of a model, as a training job runs it."""
     assert spec.model is not None  # a spec has one of the two
-    config, weights = resolve(spec.model, context.data)
+    config, weights = resolver(spec.model, context.data)
     if weights is not None and device.type == "cuda":
         weights = models.KeptWeights(weights, device, int(_KEPT_SHARE * free_bytes(device)))
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis

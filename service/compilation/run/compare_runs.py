@@ -11,8 +11,17 @@ import torch
 from torch import Tensor
 
 from service.compilation.run.baseline import Baseline
-from service.compilation.run.oracles import Oracle, near
-from service.compilation.run.parity import NOTHING_FINITE, Comparison, compare, compare_running_on, equal
+from service.compilation.run.copies import near
+from service.compilation.run.oracles import Oracle
+from service.compilation.run.parity import (
+    NOTHING_FINITE,
+    Comparison,
+    Pairs,
+    compare,
+    compare_all,
+    compare_running_on,
+    equal,
+)
 from service.compilation.run.recorded_run import RecordedRun
 from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
@@ -29,10 +38,9 @@ def compare_runs(run: RecordedRun, baseline: Baseline, tolerance: Tolerance) -> 
         if iteration > len(run.records):
             yield from _compare_running_on(iteration, results, baseline, tolerance)
             continue
-        for key in sorted(results.keys() | oracles.keys()):
-            pair = (results.get(key), oracles.get(key))
-            for comparison in _compare_one(key, iteration, pair, tolerance, baseline.device):
-                yield _with_age(comparison, key, results.get(key), baseline, tolerance)
+        found = _compare_iteration(iteration, results, oracles, baseline.device, tolerance)
+        for key in sorted(found):
+            yield _with_age(found[key], key, results.get(key), baseline, tolerance)
 
 
 def _compare_running_on(
@@ -42,11 +50,13 @@ def _compare_running_on(
     drift, oracles = baseline.drifts[iteration], baseline.oracles[iteration]
     if drift is None:
         return
-    for key in sorted(results.keys() & oracles.keys()):
-        if oracles[key].eager.is_floating_point():
-            result, oracle = _bring_near(results[key], replace(oracles[key], drift=drift), baseline.device)
-            comparison = compare_running_on(key, iteration, result, oracle, tolerance)
-            yield _with_age(comparison, key, results[key], baseline, tolerance)
+    pairs = {
+        key: (results[key], replace(oracles[key], drift=drift))
+        for key in sorted(results.keys() & oracles.keys())
+        if oracles[key].eager.is_floating_point()
+    }
+    for key, comparison in compare_running_on(_bring_near(pairs, baseline.device), iteration, tolerance).items():
+        yield _with_age(comparison, key, results[key], baseline, tolerance)
 
 
 def _with_age(
@@ -82,26 +92,43 @@ def _of_kind(comparisons: list[Comparison]) -> Iterator[Comparison]:
     yield from [each for each in comparisons if not each.passed and each is not worst][:_KEPT_FAILURES]
 
 
-def _bring_near(result: Tensor, oracle: Oracle, device: torch.device) -> tuple[Tensor, Oracle]:
-    """Return both on the device that compares them faster."""
-    truth = None if oracle.truth is None else near(oracle.truth, device)
-    return near(result, device), replace(oracle, eager=near(oracle.eager, device), truth=truth)
+def _bring_near(pairs: Pairs, device: torch.device) -> Pairs:
+    """Return them on the device that compares them faster."""
+    results = near({key: result for key, (result, _) in pairs.items()}, device)
+    eager = near({key: oracle.eager for key, (_, oracle) in pairs.items()}, device)
+    truth = near({key: oracle.truth for key, (_, oracle) in pairs.items() if oracle.truth is not None}, device)
+    return {
+        key: (results[key], replace(oracle, eager=eager[key], truth=truth.get(key)))
+        for key, (_, oracle) in pairs.items()
+    }
 
 
-def _compare_one(
-    key: Key,
+def _compare_iteration(
     iteration: int,
-    pair: tuple[Tensor | None, Oracle | None],
-    tolerance: Tolerance,
+    results: Mapping[Key, Tensor],
+    oracles: Mapping[Key, Oracle],
     device: torch.device,
-) -> Iterator[Comparison]:
-    result, oracle = pair
-    if result is not None and oracle is not None:
-        same = equal(key, iteration, result, oracle)
-        yield same or compare(key, iteration, *_bring_near(result, oracle, device), tolerance)
-    elif result is not None and key[0].startswith(GRADIENT) and not result.any():  # its update shows the effect
-        yield Comparison(*key, iteration, 0.0, 0.0, note="zero, where eager has none")
-    elif result is not None:
-        yield Comparison(*key, iteration, math.inf, math.inf, None, "eager has no such tensor")
-    elif not key[0].startswith(GRADIENT):  # a lost gradient is a different defect from a wrong one
-        yield Comparison(*key, iteration, math.inf, math.inf, None, "missing, where eager has one")
+    tolerance: Tolerance,
+) -> dict[Key, Comparison]:
+    found: dict[Key, Comparison] = {}
+    differ: dict[Key, tuple[Tensor, Oracle]] = {}
+    for key in sorted(results.keys() | oracles.keys()):
+        result, oracle = results.get(key), oracles.get(key)
+        if result is None or oracle is None:
+            comparison = _compare_lone(key, iteration, result)
+        elif (comparison := equal(key, iteration, result, oracle)) is None:
+            differ[key] = result, oracle
+        if comparison is not None:
+            found[key] = comparison
+    return found | compare_all(_bring_near(differ, device), iteration, tolerance)
+
+
+def _compare_lone(key: Key, iteration: int, result: Tensor | None) -> Comparison | None:
+    """Judge a ``result`` that eager lacks, or a missing one that eager has."""
+    is_gradient = key[0].startswith(GRADIENT)
+    if result is None:  # a lost gradient is a different defect from a wrong one
+        lacking = "missing, where eager has one"
+        return None if is_gradient else Comparison(*key, iteration, math.inf, math.inf, None, lacking)
+    if is_gradient and not result.any():  # its update shows the effect
+        return Comparison(*key, iteration, 0.0, 0.0, note="zero, where eager has none")
+    return Comparison(*key, iteration, math.inf, math.inf, None, "eager has no such tensor")

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from service.compilation.run.copies import near, read
 from service.compilation.run.parity_settings import SETTINGS, ParitySettings
 from service.compilation.run.sampling import Key
 
 Tensors = Mapping[Key, Tensor]
 _NOTHING = torch.empty(0)
-_LARGE = 2**13
-"""Elements from which on a copy to the device pays."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,6 @@ class Oracle:
         return noise.rms / self.scale if self.scale else math.inf
 
 
-def near(value: Tensor, device: torch.device) -> Tensor:
-    """Return a large tensor on ``device``, and a small one where it is."""
-    return value.to(device) if value.numel() >= _LARGE else value
-
-
 def oracles_of(
     eager: Sequence[Tensors],
     again: Sequence[Tensors],
@@ -95,7 +89,7 @@ def oracles_of(
     that TF32 sets apart; every rung is judged by the same.
     """
     nothing: list[Mapping[Key, Any]] = [{}] * len(eager)
-    allowed = [_apart_by_tf32(*pair) for pair in zip(*tf32, strict=True)] if tf32 else nothing
+    allowed = [_apart_by_tf32(*pair, device) for pair in zip(*tf32, strict=True)] if tf32 else nothing
     return tuple(oracles_of_one(*each, device) for each in zip(eager, again, truth or nothing, allowed, strict=True))
 
 
@@ -103,8 +97,10 @@ def oracles_of_one(
     eager: Tensors, again: Tensors, truth: Tensors, allowed: Mapping[Key, Noise], device: torch.device
 ) -> dict[Key, Oracle]:
     """Return how to judge each tensor of one iteration."""
-    scales = scales_of({key: near(value, device) for key, value in eager.items()})
-    errors = scales_of(_errors(eager, truth, device))
+    close = near(eager, device)
+    scales = scales_of(close)
+    errors = scales_of(_errors(close, near({key: truth[key] for key in eager.keys() & truth.keys()}, device)))
+    noises = noises_of(eager, again, device, close)
     largest: dict[str, float] = defaultdict(float)
     for (kind, _), scale in scales.items():
         largest[kind] = max(largest[kind], scale)
@@ -116,7 +112,7 @@ def oracles_of_one(
             value,
             truth.get(key),
             SETTINGS.judged_scale(scales[key], largest[key[0]], terms),
-            noise_of(value, again.get(key, _NOTHING), device),
+            noises[key],
             allowed=allowed.get(key, Noise()),
             rounding=rounding,
             is_rounding=key[0] == "gradient" and is_rounding(scales[key], rounding),
@@ -124,18 +120,17 @@ def oracles_of_one(
     return found
 
 
-def _errors(eager: Tensors, truth: Tensors, device: torch.device) -> dict[Key, Tensor]:
+def _errors(eager: Tensors, truth: Tensors) -> dict[Key, Tensor]:
     """Return how far each tensor of eager is from float64, where both are numbers of one computation."""
     return {
-        key: near(value, device).double() - near(truth[key], device).double()
+        key: value.double() - truth[key].double()
         for key, value in eager.items()
         if key in truth and value.is_floating_point() and value.shape == truth[key].shape
     }
 
 
-def _apart_by_tf32(full: Tensors, rounded: Tensors) -> dict[Key, Noise]:
-    keys = full.keys() | rounded.keys()
-    return {key: noise_of(full.get(key, _NOTHING), rounded.get(key, _NOTHING)) for key in keys}
+def _apart_by_tf32(full: Tensors, rounded: Tensors, device: torch.device) -> dict[Key, Noise]:
+    return noises_of({key: full.get(key, _NOTHING) for key in full.keys() | rounded.keys()}, rounded, device)
 
 
 def all_of(oracles: Iterable[Mapping[Key, Oracle]]) -> Iterator[Oracle]:
@@ -156,17 +151,9 @@ def _apart(oracles: Iterable[Oracle]) -> float:
 
 
 def scales_of(tensors: Mapping[Key, Tensor]) -> dict[Key, float]:
-    """Return the scale of each tensor. The device is waited for once, for all whose elements are finite: processes that
-    share it make each wait long.
-    """
-    found: dict[Key, float] = {}
-    for device in {value.device for value in tensors.values()}:
-        own = {key: value for key, value in tensors.items() if value.device == device}
-        sizes = torch.stack([value.double().square().mean().sqrt() for value in own.values()]).tolist()
-        found |= {
-            key: size if math.isfinite(size) else scale_of(own[key]) for key, size in zip(own, sizes, strict=True)
-        }
-    return found
+    """Return the scale of each tensor; the device is waited for once, for all whose elements are finite."""
+    sizes = read({key: value.double().square().mean().sqrt().view(1) for key, value in tensors.items()})
+    return {key: size if math.isfinite(size) else scale_of(tensors[key]) for key, (size,) in sizes.items()}
 
 
 def scale_of(tensor: Tensor) -> float:
@@ -193,16 +180,35 @@ def is_rounding(own: float, rounding: float, settings: ParitySettings = SETTINGS
     return rounding > 0 and rounding >= settings.cancelled * own
 
 
-def noise_of(eager: Tensor, again: Tensor, device: torch.device | None = None) -> Noise:
-    """Return the distance of two eager runs, measured on ``device``; it is infinite if only one of them is finite."""
-    if eager.shape != again.shape:
-        return Noise(math.inf, math.inf)
-    if torch.equal(eager, again) or not eager.numel():
-        return Noise()
-    one, other = (each if device is None else near(each, device) for each in (eager, again))
+def noise_of(eager: Tensor, again: Tensor) -> Noise:
+    """Return the distance of two eager runs; it is infinite if only one of them is finite."""
+    key = ("", "")
+    return noises_of({key: eager}, {key: again}, eager.device)[key]
+
+
+def noises_of(eager: Tensors, again: Tensors, device: torch.device, close: Tensors | None = None) -> dict[Key, Noise]:
+    """Return the distances of the tensors of two eager runs, measured on ``device``, where the large ones of ``eager``
+    may be ``close`` already. What ``again`` lacks is infinitely far.
+    """
+    found, left = {}, []
+    for key, value in eager.items():
+        other = again.get(key, _NOTHING)
+        if value.shape != other.shape:
+            found[key] = Noise(math.inf, math.inf)
+        elif torch.equal(value, other) or not value.numel():
+            found[key] = Noise()
+        else:
+            left.append(key)
+    ones = {key: close[key] for key in left} if close else near({key: eager[key] for key in left}, device)
+    others = near({key: again[key] for key in left}, device)
+    figures = read({key: _peak_and_rms(ones[key], others[key]) for key in left})
+    return found | {key: Noise(*figures[key]) for key in left}
+
+
+def _peak_and_rms(one: Tensor, other: Tensor) -> Tensor:
     lost = torch.isfinite(one) != torch.isfinite(other)
     distance = (one.double() - other.double()).abs().masked_fill(lost, math.inf).nan_to_num(nan=0.0, posinf=math.inf)
-    return Noise(*torch.stack([distance.max(), distance.square().mean().sqrt()]).tolist())
+    return torch.stack([distance.max(), distance.square().mean().sqrt()])
 
 
 def comparable(eager: Tensor, truth: Tensor, settings: ParitySettings = SETTINGS) -> bool:

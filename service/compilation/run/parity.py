@@ -12,17 +12,26 @@ the scale, agreement would prove nothing, and the comparison says so instead of 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from service.compilation.run.oracles import Oracle, elements_of, rms
+from service.compilation.run.copies import read
+from service.compilation.run.oracles import Oracle, elements_of
+from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
 
 NOTHING_FINITE = "no finite number to compare"
+_LOST = "NaN or infinity where eager has none, or the other way round"
+_OTHER = "another infinity, or NaN instead of one"
+_EMPTY = [0.0] * 5
+"""The figures of a tensor without elements."""
 EXACT = Tolerance.model_construct(absolute=0.0, ratio=1.0)
 """The tolerance of whole numbers: a step count or the number of a token is right or wrong, however large it is."""
+Pairs = Mapping[Key, tuple[Tensor, Oracle]]
+"""Results of an iteration, each with how to judge it."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +81,42 @@ def equal(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle) 
     )
 
 
-def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance) -> Comparison:
+def compare(key: Key, iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance) -> Comparison:
     """Judge ``result``, the ``(kind, name)`` of an iteration, by the rule above.
 
     A difference in shape, dtype or finiteness is never within tolerance, nor one of whole numbers.
     """
-    tolerance = tolerance if oracle.eager.is_floating_point() else EXACT
-    problem, found = _unlike(result, oracle.eager), None
-    if not problem and (found := _measure(result, oracle, tolerance)) is None:
-        problem = _otherwise_infinite(result, oracle.eager)
+    return compare_all({key: (result, oracle)}, iteration, tolerance)[key]
+
+
+def compare_all(pairs: Pairs, iteration: int, tolerance: Tolerance) -> dict[Key, Comparison]:
+    """Judge each result as :func:`compare` does; the device is waited for once, for all that are finite."""
+    figures = read(
+        {
+            key: _figures(result, oracle, _own(tolerance, oracle))
+            for key, (result, oracle) in pairs.items()
+            if not _unlike(result, oracle.eager) and result.numel()
+        }
+    )
+    return {
+        key: _judge(key, iteration, pair, _own(tolerance, pair[1]), figures.get(key)) for key, pair in pairs.items()
+    }
+
+
+def _own(tolerance: Tolerance, oracle: Oracle) -> Tolerance:
+    return tolerance if oracle.eager.is_floating_point() else EXACT
+
+
+def _judge(
+    key: Key, iteration: int, pair: tuple[Tensor, Oracle], tolerance: Tolerance, figures: list[float] | None
+) -> Comparison:
+    """Judge a result by its :func:`_figures`, which an empty one, or one of another shape or type, has not."""
+    result, oracle = pair
+    found = None if figures is None else _distances(figures, result.numel(), oracle)
+    problem = _unlike(result, oracle.eager) or ("" if found else _otherwise_infinite(result, oracle.eager))
     if problem:
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
-    found = found or _measure(result, oracle, tolerance, torch.isfinite(oracle.eager))
+    found = found or _finite_distances(result, oracle, tolerance)
     if found is None:
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
     noise = oracle.noise.rms
@@ -117,39 +150,72 @@ class _Distances:
     """Eager's own."""
 
 
-def _measure(result: Tensor, oracle: Oracle, tolerance: Tolerance, which: Tensor | None = None) -> _Distances | None:
-    """Measure the elements ``which``; without it all, and return ``None`` unless all are finite. ``None`` for nothing.
-
-    The device is waited for once: processes that share it make each wait long.
-    """
-    truth = oracle.truth if oracle.truth is not None and oracle.truth.shape == result.shape else None
-    compared = (result, oracle.eager, oracle.eager if truth is None else truth)
-    got, eager, exact = (each.flatten().double() if which is None else elements_of(each, which) for each in compared)
-    if not got.numel():
-        return None
+def _figures(result: Tensor, oracle: Oracle, tolerance: Tolerance, which: Tensor | None = None) -> Tensor:
+    """Measure all elements, or those ``which``, of which there is one at least: what :func:`_distances` reads."""
+    truth = oracle.eager if (exact := _truth(result, oracle)) is None else exact
+    compared = (result, oracle.eager, truth)
+    got, eager, true = (each.flatten().double() if which is None else elements_of(each, which) for each in compared)
     distance, peak, bearable = (got - eager).abs(), oracle.noise.peak, oracle.bearable
     close = _beyond_close(distance, eager, oracle, min(peak, bearable), tolerance)
     noisy = close if peak <= bearable else _beyond_close(distance, eager, oracle, peak, tolerance)
-    figures = torch.stack([distance.max(), close, noisy, _rms(got - exact), _rms(eager - exact)]).tolist()
+    return torch.stack([distance.max(), close, noisy, _rms(got - true), _rms(eager - true)])
+
+
+def _truth(result: Tensor, oracle: Oracle) -> Tensor | None:
+    return oracle.truth if oracle.truth is not None and oracle.truth.shape == result.shape else None
+
+
+def _distances(figures: list[float], numbers: int, oracle: Oracle) -> _Distances | None:
+    """Return what the figures say; ``None`` unless all elements are finite."""
     if not math.isfinite(figures[0]):
         return None
-    is_known = truth is not None and all(map(math.isfinite, figures[3:]))
-    return _Distances(got.numel(), *figures[:3], *(figures[3:] if is_known else (None, 0.0)))
+    is_known = oracle.truth is not None and oracle.truth.shape == oracle.eager.shape
+    is_known = is_known and all(map(math.isfinite, figures[3:]))
+    return _Distances(numbers, *figures[:3], *(figures[3:] if is_known else (None, 0.0)))
 
 
-def compare_running_on(
-    key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance
-) -> Comparison:
-    """Judge ``result`` of an iteration that continues others, by its distance over all elements."""
-    if problem := _unlike(result, oracle.eager) or _otherwise_infinite(result, oracle.eager):
-        return Comparison(*key, iteration, math.inf, math.inf, None, problem)
+def _finite_distances(result: Tensor, oracle: Oracle, tolerance: Tolerance) -> _Distances | None:
+    """Measure the finite elements; ``None`` without any."""
     finite = torch.isfinite(oracle.eager)
-    distance = (elements_of(result, finite) - elements_of(oracle.eager, finite)).abs()
-    if not distance.numel() or not oracle.scale:
+    numbers = int(finite.sum())
+    return _distances(_figures(result, oracle, tolerance, finite).tolist(), numbers, oracle) if numbers else None
+
+
+def compare_running_on(pairs: Pairs, iteration: int, tolerance: Tolerance) -> dict[Key, Comparison]:
+    """Judge results of an iteration that continues others, each by its distance over all elements."""
+    figures = read(
+        {
+            key: _figures_running_on(result, oracle.eager)
+            for key, (result, oracle) in pairs.items()
+            if not _unlike(result, oracle.eager) and result.numel()
+        }
+    )
+    return {
+        key: _judge_running_on(key, iteration, pair, tolerance, figures.get(key, _EMPTY)) for key, pair in pairs.items()
+    }
+
+
+def _figures_running_on(result: Tensor, eager: Tensor) -> Tensor:
+    """Measure what :func:`_judge_running_on` reads."""
+    finite = torch.isfinite(eager)
+    lost = torch.isfinite(result) != finite
+    others = (result.nan_to_num() != eager.nan_to_num()) & ~finite
+    distance = (result.double() - eager.double()).abs().masked_fill(~finite | lost, 0.0)
+    numbers = finite.sum().double()
+    return torch.stack([lost.any().double(), others.any().double(), numbers, distance.square().sum(), distance.max()])
+
+
+def _judge_running_on(
+    key: Key, iteration: int, pair: tuple[Tensor, Oracle], tolerance: Tolerance, figures: list[float]
+) -> Comparison:
+    (result, oracle), (lost, others, numbers, squares, largest) = pair, figures
+    if problem := _unlike(result, oracle.eager) or (_LOST if lost else _OTHER if others else ""):
+        return Comparison(*key, iteration, math.inf, math.inf, None, problem)
+    if not numbers or not oracle.scale:
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
     settings = oracle.settings
     permitted = settings.running_on * tolerance.absolute + settings.drift * oracle.drift
-    return Comparison(*key, iteration, rms(distance) / oracle.scale / permitted, float(distance.max()))
+    return Comparison(*key, iteration, math.sqrt(squares / numbers) / oracle.scale / permitted, largest)
 
 
 def _unlike(result: Tensor, eager: Tensor) -> str:
@@ -163,10 +229,10 @@ def _unlike(result: Tensor, eager: Tensor) -> str:
 def _otherwise_infinite(result: Tensor, eager: Tensor) -> str:
     finite = torch.isfinite(eager)
     if not torch.equal(torch.isfinite(result), finite):
-        return "NaN or infinity where eager has none, or the other way round"
+        return _LOST
     odd = ~finite
     if bool(odd.any()) and not torch.equal(result[odd].nan_to_num(), eager[odd].nan_to_num()):
-        return "another infinity, or NaN instead of one"
+        return _OTHER
     return ""
 
 

@@ -42,6 +42,10 @@ class RunPlan:
     """Called with the name of each run that begins."""
     exchange: Exchange | None = None
     """Where other processes that climb the same phase leave its baseline, or take it; ``None`` if there are none."""
+    defers: bool = False
+    """Whether the first rung runs before the uncompiled runs that only judge it: where another process makes those of
+    its own now, each would have half of the device.
+    """
     share: TimeShare = ENDLESS
     fullgraph: bool = False
     """Whether a break of a graph is a failure."""

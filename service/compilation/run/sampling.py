@@ -5,7 +5,7 @@ all of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain, starmap
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from service.compilation.run.copies import to_host
 from service.torch_internals.table import internal
 
 Key = tuple[str, str]
@@ -23,8 +24,6 @@ ROWS = 2**8
 """Elements for each sum that are taken at once: they are copied in float64, which must not show in peak memory."""
 _ROWS_ON_GPU = 2**12
 """As many on a GPU, where small pieces take long to start, and memory is used by the GiB."""
-_PIECE = 2**22
-"""Bytes that are copied to the host at once: a piece must not show in peak memory."""
 WHOLE = " (whole)"
 """Follows the kind of a tensor whose signed sums are compared."""
 
@@ -35,7 +34,7 @@ def copies_to_compare(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, T
     """
     unwatched = internal("torch.utils._python_dispatch._disable_current_modes")
     with unwatched(), internal("torch._C.DisableTorchFunction")():
-        return _on_host(dict(chain.from_iterable(starmap(_take_numbers, members))))
+        return to_host(dict(chain.from_iterable(starmap(_take_numbers, members))))
 
 
 def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
@@ -47,32 +46,6 @@ def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Te
     yield (kind, name), _sample(local)
     if local.numel() > KEPT and local.is_floating_point():
         yield (kind + WHOLE, name), signed_sums(local)
-
-
-def _on_host(values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """Copy in few pieces: each copy from a GPU waits for the work of all processes that share it."""
-    found = {key: value.to("cpu", copy=True) for key, value in values.items() if value.device.type == "cpu"}
-    for batch in _batches([(key, value) for key, value in values.items() if key not in found]):
-        flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for _, value in batch]).cpu()
-        pieces = torch.split(flat, [value.nbytes for _, value in batch])
-        found |= {
-            key: piece.view(value.dtype).view(value.shape) for (key, value), piece in zip(batch, pieces, strict=True)
-        }
-    return {key: found[key] for key in values}
-
-
-def _batches(values: Iterable[tuple[Key, Tensor]]) -> Iterator[list[tuple[Key, Tensor]]]:
-    """Yield pieces of one type each, of ``_PIECE`` bytes or a single tensor."""
-    by_type = sorted(values, key=lambda each: str(each[1].dtype))
-    batch: list[tuple[Key, Tensor]] = []
-    for key, value in by_type:
-        whole = sum(each.nbytes for _, each in batch) + value.nbytes
-        if batch and (whole > _PIECE or batch[0][1].dtype != value.dtype):
-            yield batch
-            batch = []
-        batch.append((key, value))
-    if batch:
-        yield batch
 
 
 def local_part(value: Tensor) -> Tensor:

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ladder_runs import Ascend
+from ladder_runs import Ascend, quick_plan
 from lanes import first_fast
-from programs.parts import CLASSES, FEATURES, program
+from programs import clean
+from programs.parts import CLASSES, FEATURES, Perceptron, program
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from service.compilation.instruments import tf32
 from service.compilation.instruments.tf32 import InTf32
+from service.compilation.phase_observer import PhaseObserver
+from service.compilation.program import Parts, Step
+from service.compilation.program.model import ModelProgram, SampleBatch
 from service.compilation.run import baseline
-from service.compilation.rungs import Rung
+from service.compilation.run.baseline import AwaitedBaseline, UncompiledRuns
+from service.compilation.run.observation import RungCase
+from service.compilation.rungs import LADDER, Rung
+from service.parallel.boundary import StepBoundary
 
 
 class Convolving(nn.Module):
@@ -101,6 +110,56 @@ def test_where_tf32_would_hide_errors_both_sides_run_without(
     assert torch.backends.cudnn.allow_tf32
     assert result.observation is not None
     assert any(note.endswith("judged, and timed, in full float32") for note in result.observation.notes)
+
+
+class Noting(ModelProgram):
+    """Notes for each step whether it is compiled, and may be computed in TF32."""
+
+    steps: ClassVar[list[tuple[bool, bool]]] = []
+
+    def _train_step(self, parts: Parts, boundary: StepBoundary, original: SampleBatch) -> Step:
+        compiled = any(module._compiled_call_impl is not None for module in parts.modules.values())
+        self.steps.append((compiled, torch.backends.cudnn.allow_tf32))
+        return super()._train_step(parts, boundary, original)
+
+
+def test_a_rung_that_ran_before_tf32_was_seen_to_hide_errors_runs_again_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What only a later step computes in TF32 is not seen when each shape is visited: the rung begins at once."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    watched, plan = Noting(**vars(clean.PERCEPTRON)), quick_plan(clean.PERCEPTRON, 4)
+    runs = UncompiledRuns(watched, "train", plan.iterations, bool, plan.tells)
+    first = runs.begin()
+    hidden = replace(runs.complete(first), hidden_by_tf32=0.5)
+    watched.steps.clear()
+    seen = PhaseObserver(watched, AwaitedBaseline(first, lambda: hidden)).observe(RungCase(LADDER[0], "train"), plan)
+    compiled = [allowed for compiled, allowed in watched.steps if compiled]
+    assert compiled[: 2 * plan.iterations] == [True] * 2 * plan.iterations
+    assert compiled[-plan.iterations :] == [False] * plan.iterations
+    assert seen.comparisons
+    assert not seen.error
+
+
+class Unwatched(nn.Linear):
+    """Runs under no mode that sees its operators."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _get_current_dispatch_mode() is not None:
+            raise RuntimeError("planted: no mode here")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("module", "waits"), [(Convolving, True), (Perceptron, False), (Unwatched, True)])
+def test_a_rung_waits_for_the_baseline_of_a_program_that_may_be_computed_in_tf32_or_cannot_be_watched(
+    module: type[nn.Module], waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baseline, "factors_that_may_lose_bits", lambda _: tf32._CONVOLUTIONS)
+    runs = UncompiledRuns(program(module), "train", 4, bool, lambda name: None)
+    assert runs.visit() == waits
 
 
 def test_nothing_is_run_again_where_no_factor_loses_bits() -> None:

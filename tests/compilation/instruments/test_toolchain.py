@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import platform
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch._inductor.config
+from programs import clean
 from torch._inductor import cpu_vec_isa
+from waiting import LIMIT_S, eventually
 
+from service.compilation import job, prepare
+from service.compilation.climber_process import ClimbTask
 from service.compilation.instruments import toolchain
 from service.compilation.instruments.caches import take_machine_code
 from service.compilation.instruments.toolchain import Toolchain, VectorProbes
+from service.compilation.run.observation import RungCase
+from service.compilation.rungs import RUNGS
+from service.jobs.files import DataLayout
+from service.jobs.runtime import NullReporter, RunContext
+from service.jobs.spec.compile import CompileSpec
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="torch tries vector instructions of x86 alone")
@@ -91,6 +103,46 @@ def test_headers_are_prepared_meanwhile_and_waited_for(
     chain.begin()
     assert chain.start() >= 0
     assert done == ["headers", "kernel"]
+
+
+@pytest.mark.parametrize(("rung", "done"), [("inductor", ["code generation", "program"]), ("aot_eager", ["program"])])
+def test_code_generation_begins_before_the_program_is_built_where_a_rung_needs_it(
+    rung: str, done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def build(*_: object) -> SimpleNamespace:
+        seen.append("program")
+        return SimpleNamespace(program=clean.PERCEPTRON, subject=None)
+
+    monkeypatch.setattr(prepare, "target_of", build)
+    monkeypatch.setattr(Toolchain, "begin", lambda chain: seen.append("code generation"))
+    monkeypatch.setattr(ClimbTask, "climb", lambda task, prepare, seat: prepare())
+    spec = CompileSpec.model_validate({"model": {"family": "mlp", "in_features": 2, "hidden": [2], "out_features": 2}})
+    where = RunContext("job_x", 1, 0, 0, 1, "cpu", DataLayout(tmp_path), NullReporter(), lambda: False)
+    seat: Any = None
+    job.serve(spec, where, seat, ClimbTask((((RungCase(RUNGS[rung], "train"),),),)))
+    assert seen == done
+
+
+def test_on_a_gpu_the_kernel_is_compiled_meanwhile_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    may_end = threading.Event()
+
+    def compile_once(chain: Toolchain) -> None:
+        threads.append(threading.current_thread().name)
+        assert may_end.wait(LIMIT_S)
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(Toolchain, "_compile", compile_once)
+    chain = Toolchain(torch.device("cuda"), tmp_path)
+    chain.begin()
+    eventually(lambda: threads == ["toolchain"])
+    may_end.set()
+    chain.start()
+    assert threads == ["toolchain", threading.current_thread().name]
 
 
 def test_the_header_of_generated_kernels_is_found(tmp_path: Path, tried: list[str]) -> None:

@@ -143,7 +143,9 @@ def test_where_iterations_go_on_from_each_other_results_may_drift_as_eager_has(
     off: float, drift: float, passes: bool
 ) -> None:
     eager, truth = sample(4)
-    found = compare_running_on(("output", "y"), 9, eager * (1 + off), Oracle(eager, truth, 1.0, drift=drift), TOLERANCE)
+    key = ("output", "y")
+    pair = eager * (1 + off), Oracle(eager, truth, 1.0, drift=drift)
+    found = compare_running_on({key: pair}, 9, TOLERANCE)[key]
     assert found.passed == passes
 
 
