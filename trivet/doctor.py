@@ -23,9 +23,8 @@ from typing import Any, Literal
 from packaging.requirements import Requirement
 
 from service.jobs.files import free_bytes
-from service.jobs.host import NotPrivateError, check_owned, overcommitment
+from service.jobs.host import ISOLATION_PARTS, NotPrivateError, check_owned, overcommitment
 from service.jobs.host.embedded_broker import BrokerError, EmbeddedBroker
-from service.jobs.records import ISOLATION_PARTS
 from service.jobs.settings import Settings
 from service.jobs.store.client import BrokerClient, StoreUnavailable
 from service.torch_internals.installed import faults, installed_torch

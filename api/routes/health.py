@@ -13,9 +13,10 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
 from api.callers import ContextDep
+from service.jobs.host import ISOLATION_PARTS
 from service.jobs.monitoring.catalogue import METRICS, MetricDeclaration
 from service.jobs.monitoring.numbers import Numbers, Series
-from service.jobs.records import ISOLATION_PARTS, TorchUsed
+from service.jobs.records import TorchUsed
 
 router = APIRouter(tags=["health"])
 

@@ -12,8 +12,9 @@ from api_world import TRAIN, Worker, submit
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.jobs.host import ISOLATION_PARTS
 from service.jobs.kinds.registry import KINDS
-from service.jobs.records import ISOLATION_PARTS, Overcommitment
+from service.jobs.records import Overcommitment
 from service.jobs.settings import Settings
 from service.jobs.store import FileWriter, HostReport, Store
 

@@ -153,4 +153,5 @@ def test_init_writes_a_file_and_never_over_one(trivet: Cli) -> None:
     trivet.ok("init", "train", "train.yaml", "--force")
     trivet.ok("init", "verify", "-o", "other.yaml")
     assert "trivet submit third.yaml --set model.job=ID" in trivet.ok("init", "compile", "third.yaml").out
+    assert "trivet submit script.yaml --set archive=@FOLDER" in trivet.ok("init", "script", "-o", "script.yaml").out
     assert "expected train, verify, compile" in trivet("init", "nothing").err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import signal
 import socket
@@ -12,14 +13,22 @@ from typing import Any
 import pytest
 from launching import ROOT
 from waiting import eventually
-from worker_fleet import REAL_SUPERVISOR, Fleet
+from worker_fleet import REAL_SUPERVISOR, SHORT_LEASES, Fleet, train_spec
 
 from service.jobs.records import AttemptRef
 from service.jobs.spec.script import ScriptSpec
+from service.jobs.store import StoreLimits
 from trivet.packing import pack_folder
 from workers.supervisor.job_policy import JobPolicy
 
 EXAMPLE = ROOT / "examples" / "script"
+
+
+@pytest.fixture
+def limits() -> StoreLimits:
+    """Leases whose renewal soon tells a supervisor of an order, and room for urgent jobs at once."""
+    return dataclasses.replace(SHORT_LEASES, preemption_min_run_s=0.0)
+
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("confined")]
 
@@ -62,9 +71,11 @@ run.metric(1, went_on=float((run.checkpoint_dir() / "state").read_text() == "fro
 STOPPING = """
 import time
 from trivet import run
-run.metric(1, begun=1)
-while not run.stopping():
+state = run.checkpoint_dir() / "state"
+run.metric(1, begun=1, went_on=float(run.resumed() and state.read_text() == "where it was"))
+while not run.stopping() and not run.resumed():
     time.sleep(0.02)
+state.write_text("where it was")
 print("stopped by itself")
 """
 
@@ -143,6 +154,30 @@ def test_a_script_that_is_told_to_stop_ends_by_itself_and_is_queued_again(fleet:
     eventually(lambda: fleet.job(ref).state != "running")
     assert fleet.job(ref).state == "queued"
     assert fleet.printed(ref, "stopped by itself")
+
+
+def test_a_script_makes_room_for_a_job_of_higher_priority_and_goes_on_after_it(fleet: Fleet) -> None:
+    fleet.slots = 1
+    ref = placed(fleet, {"train.py": STOPPING}, preemptible=True)
+    fleet.supervise(ref, command=REAL_SUPERVISOR)
+    eventually(lambda: fleet.events(ref, "metric"))
+    urgent, _ = fleet.store.jobs.submit(train_spec("urgent", priority=5), "tester")
+    made = fleet.store.preemptions.make_room()
+    assert made is not None
+    assert [victim.id for victim in made.victims] == [ref.job_id]
+    eventually(lambda: fleet.job(ref).state == "queued")
+    assert fleet.printed(ref, "stopped by itself")
+    assert [event["reason"] for event in fleet.events(ref, "state") if "preempted" in str(event.get("reason"))] == [
+        f"attempt 1: preempted by job {urgent.id}; queued again"
+    ]
+    assert fleet.store.attempts.place() == [urgent.id]
+    fleet.store.jobs.cancel(urgent.id)
+    assert fleet.store.attempts.place() == [ref.job_id]
+    fleet.supervise(AttemptRef(ref.job_id, 2, ref.host), command=REAL_SUPERVISOR)
+    job = fleet.ended(ref)
+    assert job.state == "succeeded"
+    assert job.result is not None
+    assert job.result["went_on"] == 1.0
 
 
 def test_a_script_without_an_end_is_ended_by_its_time_limit(fleet: Fleet) -> None:

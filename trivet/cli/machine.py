@@ -13,7 +13,9 @@ from trivet.cli.context import JsonFlag, add_commands, err, out, print_json, ref
 from trivet.cli.exit_codes import ExitCode
 from trivet.cli.first_spec import first_spec
 
-KINDS = ("train", "verify", "compile")
+KINDS = ("train", "verify", "compile", "chain", "script")
+_TO_FILL_IN = {"model.job=ID": "model.job=ID", "archive=@": "archive=@FOLDER"}
+"""What an example says of values that it cannot have, with the value of ``--set`` that gives them."""
 
 
 def backup(
@@ -115,18 +117,18 @@ def init(
 ) -> None:
     """Write a spec that can be submitted at once, with every further field as a comment: default and meaning.
 
-    A verification or a compile check names the training of its model when it is submitted.
+    A verification or a compile check names the training of its model when it is submitted, and a script its folder.
     """
     if kind not in KINDS:
         refuse(f"there is no example of kind {kind!r}; expected {', '.join(KINDS)}")
     text = first_spec(kind)
-    of_job = " --set model.job=ID" if "model.job=ID" in text else ""
+    given = "".join(f" --set {value}" for said, value in _TO_FILL_IN.items() if said in text)
     if output is None and file is None and not sys.stdout.isatty():
         out.file.write(text)
-        err.print(f"change it, then: trivet submit FILE{of_job} --watch")
+        err.print(f"change it, then: trivet submit FILE{given} --watch")
         return
     target = output or file or Path(f"{kind}.yaml")
     if target.exists() and not force:
         refuse(f"{target} exists; --force replaces it, --output writes another file")
     target.write_text(text)
-    out.print(f"{target}: change it, then: trivet submit {target}{of_job} --watch")
+    out.print(f"{target}: change it, then: trivet submit {target}{given} --watch")

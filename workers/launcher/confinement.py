@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from service.jobs.records import ISOLATION_PARTS
+from service.jobs.host import ISOLATION_PARTS
 from workers.launcher import landlock, namespaces
 from workers.launcher.landlock import Grant
 from workers.linux import forbid_new_privileges

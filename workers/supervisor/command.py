@@ -6,11 +6,14 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from service.jobs.records import Claim
 from service.jobs.runtime import HOST_CACHE
 from service.jobs.runtime import VARIABLE as RENDEZVOUS
-from workers.supervisor.attempt_folder import Rendezvous
+
+if TYPE_CHECKING:  # a supervisor takes `allowed` from here before its launcher starts, which should be soon
+    from service.jobs.records import Claim
+    from workers.supervisor.attempt_folder import Rendezvous
 
 _ALLOWED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|LD_LIBRARY_PATH"

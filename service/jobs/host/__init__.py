@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from service.jobs.host.isolation import ISOLATION_PARTS
 from service.jobs.host.private import (
     NotPrivateError,
     PrivateSocket,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENV_PREFIX",
+    "ISOLATION_PARTS",
     "LockedError",
     "NotPrivateError",
     "PrivateSocket",

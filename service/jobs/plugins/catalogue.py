@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
@@ -108,8 +110,15 @@ class Catalogue(Generic[Kind]):
 
 def installed(group: str) -> Sequence[EntryPoint]:
     """Return the entry points of a group, in an order that does not depend on the search path."""
-    found = {(point.name, point.value, _distribution(point)): point for point in entry_points(group=group)}
+    points = _installed_on(tuple(sys.path)).select(group=group)
+    found = {(point.name, point.value, _distribution(point)): point for point in points}
     return [found[key] for key in sorted(found)]
+
+
+@cache
+def _installed_on(path: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points of all packages on the search path, whose files are read once for all catalogues."""
+    return entry_points()
 
 
 def catalogue(
@@ -188,6 +197,7 @@ def _check_references(declared: JobKind) -> None:
         raise _PluginError(f"its page {declared.page!r} is not there; expected package:path of an ES module")
 
 
+@cache
 def house_version() -> str:
     """Return the installed version of Trivet, or ``checkout`` if it was never installed."""
     try:

@@ -17,7 +17,6 @@ from service.jobs.records.belongings import (
     Upload,
 )
 from service.jobs.records.hosts import (
-    ISOLATION_PARTS,
     AllocatedDevices,
     AttemptRef,
     Claim,
@@ -54,7 +53,6 @@ from service.jobs.records.jobs import (
 from service.jobs.text import LONGEST_TEXT, shortened
 
 __all__ = [
-    "ISOLATION_PARTS",
     "LONGEST_TEXT",
     "Accepted",
     "AllocatedDevices",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, Literal
 
 from service.jobs.records.jobs import FrozenModel, HostShare, JobError
@@ -125,18 +124,6 @@ class Host(FrozenModel):
     def takes_work(self) -> bool:
         """Return whether placement gives it jobs."""
         return self.alive and not self.draining and self.failing is None and self.allocation is None
-
-
-ISOLATION_PARTS = MappingProxyType(
-    {
-        "limits": "limits on memory, file size, open files and core dumps; no new privileges",
-        "files": "ranks open the files of their own job only (Landlock)",
-        "network": "a job on one host has a network of its own (namespaces)",
-        "broker": "ranks do not see the broker's socket (namespaces)",
-        "memory": "shared memory is a job's own, has a limit and ends with it (namespaces, Linux 6.10)",
-    }
-)
-"""The first always holds; the others hold if the host allows them."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class HostReport:
     live: tuple[str, ...] = ()
     isolation: tuple[str, ...] = ()
     """The isolation of ranks from the host and from other jobs: parts of
-    :data:`service.jobs.records.ISOLATION_PARTS`.
+    :data:`service.jobs.host.ISOLATION_PARTS`.
     """
     launchers: dict[str, str] = field(default_factory=dict)
     """The launchers that this worker serves, each with its account of its devices."""

@@ -13,7 +13,8 @@ from confined import AVAILABLE, enforce, needs_files, needs_namespaces
 from worker_fleet import HOST, train_spec
 
 from service.jobs.files import DataLayout
-from service.jobs.records import ISOLATION_PARTS, AttemptRef, Claim, HostShare
+from service.jobs.host import ISOLATION_PARTS
+from service.jobs.records import AttemptRef, Claim, HostShare
 from workers.launcher import confinement, namespaces
 from workers.launcher.confinement import Confinement, ConfinementError, JobLimits
 from workers.supervisor.job_policy import JobPolicy

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -197,3 +199,10 @@ def test_a_containers_quota_of_cores_is_seen(tmp_path: Path) -> None:
 def test_cpu_slots_default_to_the_usable_cores_but_hold_a_small_mesh() -> None:
     assert inventory.cpu_slots(None) == max(4, inventory.usable_cores())
     assert inventory.cpu_slots(0) == 0
+
+
+def test_a_launcher_begins_before_its_supervisor_imports_what_takes_long() -> None:
+    """Both import for about a second each: side by side, not one after the other."""
+    code = "import sys, workers.supervisor.program; print(sorted({'pydantic', 'redis', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
