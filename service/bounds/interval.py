@@ -87,6 +87,18 @@ class Interval:
         """Return values ``(batch, *shape)`` moved to the nearest ones in the set."""
         return torch.minimum(torch.maximum(values, self.lower), self.upper)
 
+    def minimiser(self, coefficients: Tensor) -> Tensor:
+        """Return the values ``(batch, *shape)`` of the set at which ``coefficients · v`` is least; the middle of those
+        that a coefficient of 0 leaves open.
+        """
+        return torch.where(coefficients > 0, self.lower, torch.where(coefficients < 0, self.upper, self.centre))
+
+    def descended(self, values: Tensor, gradient: Tensor, share: Tensor | float) -> Tensor:
+        """Return values ``(batch, *shape)`` of the set after the step down a function of this gradient that is steepest
+        for its length, a ``share`` of the set's width.
+        """
+        return self.nearest(values - share * (self.minimiser(-gradient) - self.minimiser(gradient)))
+
     def least(self, coefficients: Tensor) -> Tensor:
         """Return the least value of ``coefficients · v`` over the set, ``(batch, rows)``.
 
@@ -127,11 +139,9 @@ class Interval:
         )
 
     @staticmethod
-    def about(middle: Tensor, distance: float, dtype: torch.dtype) -> Interval:
-        """Return the smallest interval of ``dtype`` that holds the real ends ``middle ± distance`` of float64
-        points.
-        """
-        return Interval.enclosing(-sum_above(-middle, distance), sum_above(middle, distance), dtype)
+    def about(middle: Tensor, distance: float) -> Interval:
+        """Return the smallest interval that holds the real ends ``middle ± distance`` of float64 points."""
+        return Interval(-sum_above(-middle, distance), sum_above(middle, distance))
 
     @staticmethod
     def point(value: Tensor) -> Interval:

@@ -215,6 +215,9 @@ def test_the_question_of_a_verification_is_named(page: Page, fleet: Fleet) -> No
         "VNN-LIB": {"vnnlib": file.id},
         "2 VNN-LIB files": {"vnnlib": [file.id, file.id]},
         "L2 ball of radius 0.5": {"robustness": ball},
+        "2 entries changed by 0.5 within the data's range": {
+            "robustness": {**ball, "norm": 0, "entries": 2, "clip": "data"}
+        },
     }
     for words, question in questions.items():
         job = fleet.submit(verify_spec(property=question))

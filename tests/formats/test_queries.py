@@ -171,6 +171,10 @@ def test_cases_with_one_box_share_it() -> None:
     assert len({id(case.lower) for case in cases}) == 1
 
 
+def of_digits(**asked: Any) -> dict[str, Any]:
+    return {"property": {"robustness": {"data": {"source": "digits"}, "eps": 0.1, **asked}}}
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -178,7 +182,13 @@ def test_cases_with_one_box_share_it() -> None:
         ({"property": {"vnnlib": []}}, "at least 1 item"),
         ({"budget": {"domains": 0}}, "greater than or equal to 1"),
         ({"method": "gamma-crown"}, "alpha-crown"),
-        ({"property": {"robustness": {"data": {"source": "digits"}, "eps": 0.1, "norm": 1}}}, "'inf' or 2"),
+        (of_digits(norm=3), "'inf', 2, 1 or 0"),
+        (of_digits(norm=True), "'inf', 2, 1 or 0"),
+        (of_digits(norm=0), "norm 0 counts the entries that change; expected how many may change"),
+        (of_digits(norm=0, entries=0), "greater than or equal to 1"),
+        (of_digits(norm=0, entries=65), "a sample has 64 entries; expected at most 64, or norm: inf"),
+        (of_digits(norm=1, entries=3), "norm=1 lets every entry change; expected none, or norm: 0"),
+        (of_digits(norm=1, eps=-1), "greater than 0"),
     ],
 )
 def test_specs_that_say_what_cannot_be_are_refused(fields: dict[str, Any], words: str) -> None:

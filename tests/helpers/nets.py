@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from service.bounds.balls import BALLS, Ball
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import Network, prepare
@@ -18,6 +19,17 @@ from service.models.transformer import Transformer
 
 def box_around(centre: Tensor, radius: float | Tensor) -> Interval:
     return Interval(centre - radius, centre + radius)
+
+
+def ball_around(
+    middle: Tensor, size: float, dtype: torch.dtype = torch.float64, *, order: int = 2, cut: float | None = None
+) -> Ball:
+    """A ball by the norm of an order, within the box around it; by norm 0, in [−1, 1] around. ``cut`` makes the box
+    smaller.
+    """
+    reach = min(size if order else 1.0, size if order and cut is None else cut or 1.0)
+    exact = middle.double()
+    return BALLS[order].within(exact, size, Interval.about(exact, reach), dtype)
 
 
 def output_bounds(network: Network, box: Interval, method: str, options: BoundOptions | None = None) -> Interval:

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from service.bounds.ball import Ball
+from service.bounds.balls import Ball
 from service.bounds.flat import by_instance, by_row
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -85,15 +85,14 @@ def _with_parts(
 
 
 def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:
-    """Return ``A·m − d·‖A‖₂``, rounded down."""
+    """Return ``A·m`` less the ball's gain, rounded down."""
     batch, terms = len(ball.lower), coefficients[0, 0].numel()
-    distance = by_instance(ball.distance)[:, :1]
-    reach = distance * by_row(coefficients).expand(batch, -1, -1).norm(dim=2)
+    gain = ball.gain(by_row(coefficients).expand(batch, -1, -1))
     at_middle, sizes = ball.middle.unsqueeze(1), coefficients.abs()
     # Squares below the normal numbers are lost, though their roots are far above these.
-    lost = terms * 2.0**-500 * (1 + distance)
-    error = gamma(terms + 8) * (_weighted(sizes, at_middle.abs()) + reach) + lost
-    return down(_weighted(coefficients, at_middle) - reach - error)
+    lost = terms * 2.0**-500 * (1 + ball.size)
+    error = gamma(2 * terms + 16) * (_weighted(sizes, at_middle.abs()) + gain) + lost
+    return down(_weighted(coefficients, at_middle) - gain - error)
 
 
 def _charge(rows: InitialRows, step: RigorousStep) -> Tensor:

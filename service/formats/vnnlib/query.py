@@ -8,6 +8,7 @@ from fractions import Fraction
 from math import isfinite
 
 from service.formats.archive import UploadError
+from service.formats.vnnlib.balls import ExactBall
 
 Number = Fraction | float
 """An exact rational number: a float is the one that it stores."""
@@ -54,19 +55,6 @@ class Disjunct:
 
 
 @dataclass(frozen=True)
-class L2Ball:
-    """The inputs with ``‖x − middle‖₂ ≤ distance``."""
-
-    middle: tuple[float, ...]
-    distance: float
-
-    def contains(self, inputs: Sequence[float]) -> bool:
-        """Return whether the point lies in the ball, without any rounding."""
-        squares = ((Fraction(x) - Fraction(at)) ** 2 for x, at in zip(inputs, self.middle, strict=True))
-        return sum(squares, Fraction(0)) <= Fraction(self.distance) ** 2
-
-
-@dataclass(frozen=True)
 class Query:
     """A counterexample satisfies one of ``disjuncts``; the property holds if none of them can be satisfied.
 
@@ -76,4 +64,4 @@ class Query:
     inputs: int
     outputs: int
     disjuncts: tuple[Disjunct, ...]
-    ball: L2Ball | None = None
+    ball: ExactBall | None = None

@@ -25,6 +25,17 @@ Real = Annotated[float, BeforeValidator(_refuse_rounded)]
 """A number of a property: the float64 that is nearest to the decimal, exactly."""
 
 
+def _refuse_truth(value: Any) -> Any:
+    """Refuse true and false, which Python takes for the numbers 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("literal_error", "Input should be 'inf', 2, 1 or 0")
+    return value
+
+
+Norm = Annotated[Literal["inf", 2, 1, 0], BeforeValidator(_refuse_truth)]
+"""The order of a norm of changes; 0 counts the entries that change."""
+
+
 class Robustness(Strict):
     """No input within ``eps`` (in the data's units, by ``norm``) of a test sample changes its correct class.
 
@@ -33,8 +44,19 @@ class Robustness(Strict):
 
     data: DataSpec = Field(description="the source of the samples; its test split is used")
     count: int = Field(16, ge=1, le=10**6, description="how many samples of the test split, from the first")
-    eps: Real = Field(gt=0, description="the radius of the ball around each sample, in the data's units")
-    norm: Literal["inf", 2] = Field("inf", description="inf: no entry moves by more than eps; 2: Euclidean distance")
+    eps: Real = Field(
+        gt=0,
+        description="the radius of the ball around each sample, in the data's units; for norm: 0, how "
+        "far an entry may move",
+    )
+    norm: Norm = Field(
+        "inf",
+        description="inf: no entry moves by more than eps; 2: Euclidean distance; 1: the changes of all entries add up "
+        "to eps at most; 0: at most ``entries`` entries move, each by eps at most",
+    )
+    entries: int | None = Field(
+        None, ge=1, le=2**24, description="how many entries of a sample may change, for norm: 0; None for other norms"
+    )
     clip: Literal["data"] | tuple[Real, Real] | None = Field(
         None,
         description="range of the inputs: the least and the greatest number, such as [0, 1], or data for the source's "
@@ -50,11 +72,22 @@ class Robustness(Strict):
         return gives.limits if isinstance(gives, Features) else None
 
     @model_validator(mode="after")
+    def _entries_are_counted(self) -> Robustness:
+        if self.norm == 0 and self.entries is None:
+            raise disagreement("entries", "norm 0 counts the entries that change", None, "how many may change")
+        if self.norm != 0 and self.entries is not None:
+            message = f"norm={self.norm} lets every entry change"
+            raise disagreement("entries", message, self.entries, "none, or norm: 0")
+        gives = self.data.gives
+        if self.entries is not None and isinstance(gives, Features) and self.entries > gives.features:
+            message = f"a sample has {gives.features} entries"
+            raise disagreement("entries", message, self.entries, f"at most {gives.features}, or norm: inf")
+        return self
+
+    @model_validator(mode="after")
     def _can_be_clipped(self) -> Robustness:
         if self.clip is None:
             return self
-        if self.norm != "inf":
-            raise disagreement("clip", "a Euclidean ball is not clipped", self.clip, "none, or norm: inf")
         if not isinstance(self.data.gives, Features):
             raise disagreement("clip", "inputs are embeddings of tokens, which have no range", self.clip, "none")
         if self.limits is None:

@@ -23,7 +23,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from service.bounds.ball import Ball
+from service.bounds.balls import Ball
 from service.bounds.interval import Interval
 from service.bounds.memory import halving
 from service.verification.bab.model import ModelUnderVerification, gradient_at, worst_first
@@ -199,7 +199,7 @@ class _ProjectedGradientDescent:
                 return None
             # Long steps leave the neighbourhood of a start; short ones at the end settle on the edge of its target.
             size = first_steps * ((1 - step / self.settings.steps) ** 2 + self.settings.last_step)
-            x = self.box.nearest(x - size * optimiser.step(gradient))
+            x = optimiser.moved(x, gradient, size)
         # No iteration has looked at where the last step led.
         distances, _ = distances_and_gradients(model, specification, x, self.batch_size, targets=targets)
         return self._confirm(x, distances)
@@ -209,18 +209,20 @@ class _AdamOfBox:
     """Adam (Kingma and Ba, 2015) in units of a box's width, from gradients whose largest entry is 1."""
 
     def __init__(self, box: Interval) -> None:
-        self.width, self.count = box.width, 0
+        self.box, self.width, self.count = box, box.width, 0
         self.mean, self.mean_square = torch.zeros_like(box.lower), torch.zeros_like(box.lower)
 
-    def step(self, gradient: Tensor) -> Tensor:
-        """Return steps ``(n, features)`` about as long as the box is wide, from all gradients so far."""
+    def moved(self, x: Tensor, gradient: Tensor, share: Tensor) -> Tensor:
+        """Return ``x`` ``(n, features)`` after steps of about a ``share`` of the box's width, from all gradients so
+        far.
+        """
         gradient = gradient * self.width
         # Sizes of gradients differ by orders of magnitude along a descent: the mean would be that of the largest alone.
         gradient = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
         self.mean, self.mean_square = 0.7 * self.mean + 0.3 * gradient, 0.9 * self.mean_square + 0.1 * gradient**2
         self.count += 1
         deviation = (self.mean_square / (1 - 0.9**self.count)).sqrt() + 1e-8
-        return self.mean / (1 - 0.7**self.count) / deviation * self.width
+        return self.box.nearest(x - share * self.mean / (1 - 0.7**self.count) / deviation * self.width)
 
 
 class _MomentumOfBall:
@@ -230,15 +232,10 @@ class _MomentumOfBall:
         self.ball = ball
         self.mean = torch.zeros_like(ball.lower)
 
-    def step(self, gradient: Tensor) -> Tensor:
-        """Return steps ``(n, features)`` as long as the ball is wide, from all gradients so far."""
+    def moved(self, x: Tensor, gradient: Tensor, share: Tensor) -> Tensor:
+        """Return ``x`` ``(n, features)`` after steps of a ``share`` of the ball's width, from all gradients so far."""
         self.mean = 0.5 * self.mean + 0.5 * _unit(gradient)
-        return steepest_crossing(self.ball, self.mean)
-
-
-def steepest_crossing(box: Interval, gradient: Tensor) -> Tensor:
-    """Return the step from one end of the set to the other along which a function of this gradient grows most."""
-    return 2 * box.distance * _unit(gradient) if isinstance(box, Ball) else gradient.sign() * box.width
+        return self.ball.descended(x, self.mean, share)
 
 
 def _unit(vectors: Tensor) -> Tensor:
@@ -281,7 +278,7 @@ def descend_to_nearest_disjunct(
         distances, gradient = distances_and_gradients(model, specification, x, batch_size)
         if (counterexample := _confirm_nearest(model, specification, x, distances)) is not None:
             return counterexample
-        x = box.nearest(x - steepest_crossing(box, gradient) / 2 ** (step + 1))
+        x = box.descended(x, gradient, 0.5 ** (step + 1))
     return None
 
 

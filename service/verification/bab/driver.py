@@ -112,7 +112,7 @@ def technique_for(specification: Specification, most_inputs: int) -> Technique:
     """Choose what may be split: inputs too, if at most ``most_inputs`` vary in a box, since halving one of many gains
     nothing; otherwise, and over a ball, whose halves are no balls, only activations.
     """
-    few = _varying_inputs(specification) <= most_inputs and specification.distance is None
+    few = _varying_inputs(specification) <= most_inputs and specification.ball is None
     return Technique.INPUTS if few else Technique.ACTIVATIONS
 
 

@@ -16,9 +16,9 @@ from math import inf, isfinite, nextafter
 import torch
 from torch import Tensor
 
-from service.bounds.ball import Ball
+from service.bounds.balls import BALLS
 from service.bounds.interval import Interval
-from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Number, Query, rounded_down, rounded_up
+from service.formats.vnnlib import Disjunct, ExactBall, Halfspace, Number, Query, rounded_down, rounded_up
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ class Specification:
     is within ``residues`` ``(rows, outputs)`` of the exact one. If that row is far larger or smaller than 1,
     both are multiples of it by a power of 2. ``lower``, ``upper`` ``(features,)`` are ends around the exact box;
     ``first``, ``last`` the least and the greatest float64 inputs in it. If there are none, both are one input at most
-    ``missed`` ``(features,)`` away from the box. With ``distance``, the set is also at most that far from ``middle``
+    ``missed`` ``(features,)`` away from the box. With ``ball``, the set is also in that ball around ``middle``
     ``(features,)``. ``exact_disjuncts`` are the disjuncts themselves. With ``input_rows`` ``(rows, features)``, which
     are 0 in rows of outputs, it has ``rows · y + input_rows · x ≤ thresholds``.
     """
@@ -53,16 +53,12 @@ class Specification:
     disjunct: Tensor
     middle: Tensor
     exact_disjuncts: tuple[Disjunct, ...]
-    ball: L2Ball | None = None
+    ball: ExactBall | None = None
     input_rows: Tensor | None = None
 
     def on(self, device: torch.device) -> Specification:
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **moved)  # type: ignore[arg-type]
-
-    @property
-    def distance(self) -> float | None:
-        return None if self.ball is None else self.ball.distance
 
     @cached_property
     def disjunct_count(self) -> int:
@@ -82,20 +78,25 @@ class Specification:
 
     def box(self, dtype: torch.dtype) -> Interval:
         """Return the set of inputs, as one instance of this dtype."""
-        if self.distance is not None:
-            return Ball.within(self.middle[None], self.distance, dtype)
-        return Interval.enclosing(self.lower[None], self.upper[None], dtype)
+        ends = Interval(self.lower[None], self.upper[None])
+        if self.ball is not None:
+            return BALLS[self.ball.order].within(self.middle[None], self.ball.size, ends, dtype)
+        return Interval.enclosing(ends.lower, ends.upper, dtype)
 
     def nearest(self, x: Tensor) -> Tensor:
         """Return float64 inputs ``(n, features)`` moved into the exact set, or as near to its box as ``missed``."""
-        if self.distance is not None:
-            away = x - self.middle
-            # A little less than the distance, so that rounding the sum cannot lead outside.
-            rounding = torch.finfo(x.dtype).eps * (self.middle.norm() + self.distance)
-            room = (self.distance * (1 - 1e-12) - rounding).clamp(min=0)
-            share = (room / away.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
-            x = self.middle + share * away
+        if self._inner is not None:
+            x = self._inner.nearest(x)
         return torch.minimum(torch.maximum(x, self.first), self.last)
+
+    @cached_property
+    def _inner(self) -> Interval | None:
+        """Return the ball, a little smaller, so that rounding cannot lead outside; ``None`` if there is none."""
+        if self.ball is None:
+            return None
+        kind, middle = BALLS[self.ball.order], self.middle[None]
+        ends = Interval(self.lower[None], self.upper[None])
+        return kind.within(middle, kind.room(middle, self.ball.size), ends, torch.float64)
 
     def reached(self, x: Sequence[float], outputs: Interval) -> bool:
         """Return whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs ``(outputs,)``
@@ -184,7 +185,7 @@ def _box_of(disjunct: Disjunct) -> tuple[object, ...]:
     return disjunct.lower, disjunct.upper, disjunct.open_lower, disjunct.open_upper
 
 
-def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball | None) -> Specification:
+def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: ExactBall | None) -> Specification:
     # A disjunct without halfspaces accepts any output: a row of zeros is always satisfied.
     flat = [(index, each) for index, one in enumerate(disjuncts) for each in one.halfspaces or (ANYWHERE,)]
     rows, residues = torch.zeros(2, len(flat), outputs, dtype=torch.float64)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.verification.bab.attack import attack, gradient_batch_size, steepest_crossing
+from service.verification.bab.attack import attack, gradient_batch_size
 from service.verification.bab.model import ModelUnderVerification, RampedGraph, gradient_at
 from service.verification.bab.specification import Counterexample, Specification
 
@@ -141,7 +141,7 @@ class StepSides:
 
         for step in range(self.settings.climbs):
             gradients = torch.cat(self.model.in_parts(len(x), self.batch_size, gradient))
-            x = self.box.nearest(x + steepest_crossing(self.box, gradients) / 2**step)
+            x = self.box.descended(x, -gradients, 2.0**-step)
         return self._numbers(x)
 
     @torch.no_grad()

@@ -94,7 +94,8 @@ def _robust_tokens(
         )
     samples = first_samples(spec, layout)
     inputs = [embed(ids).flatten(1).cpu() for ids in torch.split(samples.inputs, AT_ONCE)]
-    return RobustSamples(Split(torch.cat(inputs), samples.targets[:, -1]), config.vocab_size, asked.eps, asked.norm)
+    split = Split(torch.cat(inputs), samples.targets[:, -1])
+    return RobustSamples(split, config.vocab_size, asked.eps, asked.norm, entries=asked.entries)
 
 
 AT_ONCE = 1024

@@ -1,28 +1,29 @@
-"""Reads the L∞ or L2 robustness of a classifier on the samples of a test split."""
+"""Reads the robustness of a classifier on the samples of a test split, by any of the norms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from service.bounds.ball import Ball
+from service.bounds.balls import BALLS
 from service.bounds.interval import Interval
-from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Query
+from service.formats.vnnlib import BALLS as EXACT_BALLS
+from service.formats.vnnlib import Disjunct, ExactBall, Halfspace, Query
 from service.jobs.files import DataLayout
 from service.jobs.plugins import Features
-from service.jobs.spec.verify import RobustnessProperty
+from service.jobs.spec.verify import Norm, RobustnessProperty
 from service.models.data import Split, load, without_ignored
 from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed, below
 
 
 @dataclass(frozen=True, eq=False)
 class RobustSamples(Unnamed):
-    """Margins ``y[label] − y[j] ≥ 0`` for every other class j, on ``|x − sample| ≤ eps`` entrywise or by norm.
+    """Margins ``y[label] − y[j] ≥ 0`` for every other class j, on ``|x − sample| ≤ eps`` entrywise or by norm; by the
+    norm 0, where ``x`` and the sample differ in at most ``entries`` entries, by at most eps.
 
     The ball is clipped to ``limits``, the least and the greatest number of an input, which no sample exceeds; without
     them, the whole ball is certified. The witness is the sample itself, so a misclassified one is its own
@@ -32,14 +33,21 @@ class RobustSamples(Unnamed):
     samples: Split
     classes: int
     eps: float
-    norm: Literal["inf", 2] = "inf"
+    norm: Norm = "inf"
     has_labels: bool = True
     limits: tuple[float, float] | None = None
+    entries: int | None = None
 
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise PropertyError(
                 f"property.robustness: the model gives {self.classes} output, expected 2 classes or more"
+            )
+        inputs = self.samples.inputs.shape[1]
+        if self.entries is not None and self.entries > inputs:
+            raise PropertyError(
+                f"property.robustness.entries={self.entries}, but a sample has {inputs} entries; all may change by "
+                "norm=inf"
             )
 
     @property
@@ -60,24 +68,34 @@ class RobustSamples(Unnamed):
         disjuncts = tuple(
             Disjunct(tuple(lower), tuple(upper), (each,)) for each in self._violations(self.label(instance))
         )
-        ball = L2Ball(tuple(exact), self.eps) if self.norm == 2 else None
-        return Query(len(lower), self.classes, disjuncts, ball)
+        return Query(len(lower), self.classes, disjuncts, self._exact_ball(tuple(exact)))
 
     def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         chosen = self.samples.take(torch.tensor(list(instances)))
         exact = chosen.inputs.to(like.device, torch.float64)
         rows = margin_rows(chosen.targets.to(like.device), self.classes, like.dtype)
-        box = Ball.within(exact, self.eps, like.dtype) if self.norm == 2 else self._box(exact, like.dtype)
+        ends = self._ends(exact)
+        if self.norm == "inf":
+            box = Interval.enclosing(ends.lower, ends.upper, like.dtype)
+        else:
+            box = BALLS[self.norm].within(exact, self._size, ends, like.dtype)
         violations = [self._violations(label) for label in chosen.targets.tolist()]
         return InstanceBatch(instances, box, rows, rows.new_zeros(rows.shape[:2]), exact, violations)
 
-    def _box(self, exact: Tensor, dtype: torch.dtype) -> Interval:
-        """Return the smallest interval of ``dtype`` that holds the ball in the maximum norm, clipped to the limits."""
-        box = Interval.about(exact, self.eps, dtype)
+    @property
+    def _size(self) -> float:
+        return self.eps if self.entries is None else self.entries
+
+    def _exact_ball(self, sample: tuple[float, ...]) -> ExactBall | None:
+        return None if self.norm == "inf" else EXACT_BALLS[self.norm](sample, self._size)
+
+    def _ends(self, exact: Tensor) -> Interval:
+        """Return the smallest float64 box that holds the ball in the maximum norm, clipped to the limits."""
+        box = Interval.about(exact, self.eps)
         if self.limits is None:
             return box
-        least, most = (torch.full_like(exact, limit) for limit in self.limits)
-        return box.meet(Interval.enclosing(least, most, dtype))
+        least, most = self.limits
+        return box.map(lambda end: end.clamp(least, most))
 
     def _violations(self, label: int) -> tuple[Halfspace, ...]:
         others = (each for each in range(self.classes) if each != label)
@@ -112,7 +130,7 @@ def robust_samples(
         )
     if asked.limits is not None:
         _check_within(samples.inputs, asked.limits)
-    return RobustSamples(samples, classes, asked.eps, asked.norm, limits=asked.limits)
+    return RobustSamples(samples, classes, asked.eps, asked.norm, limits=asked.limits, entries=asked.entries)
 
 
 def first_samples(spec: RobustnessProperty, layout: DataLayout | None) -> Split:

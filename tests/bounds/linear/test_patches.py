@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from lanes import slow_but_for
-from nets import output_bounds, prepared, redraw
+from nets import ball_around, output_bounds, prepared, redraw
 from torch import Tensor, nn
 
-from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.bounds.linear.rows import patches as patches_module
 from service.bounds.linear.rows.identity import IdentityRows
@@ -104,9 +103,7 @@ def test_a_ball_of_flat_images_stays_a_ball() -> None:
     centre = torch.rand(1, 1, 8, 8, dtype=torch.float64)
     rows = torch.eye(2, dtype=torch.float64)[None]
     found, expected = (
-        METHODS["crown"](
-            prepare(module, shape), Ball.within(centre.view(1, *shape), 0.5, torch.float64), BoundOptions()
-        )
+        METHODS["crown"](prepare(module, shape), ball_around(centre.view(1, *shape), 0.5), BoundOptions())
         for module, shape in ((flat, (64,)), (image, (1, 8, 8)))
     )
     assert torch.allclose(found.lower_bounds(rows), expected.lower_bounds(rows))

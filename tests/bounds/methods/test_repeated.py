@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import examples, slow_but_for
 from limited_memory import Claims
-from nets import Residual, box_around, mlp, prepared, redraw
+from nets import Residual, ball_around, box_around, mlp, prepared, redraw
 from operator_groups import GROUPS, made
 from recording_without_device import Rehearsed
 from torch import Tensor, nn
 from verify_jobs import robustness
 
-from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryBudget
 from service.bounds.methods import METHODS, Analysis, BoundOptions, layers, repeatedly
@@ -202,7 +201,7 @@ def test_balls_are_replayed_too() -> None:
     network, _ = network_of("relu")
     repeated = rehearsed("crown")
     for x in torch.randn(4, 2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64):
-        ball = Ball.within(x, 0.1, torch.float64)
+        ball = ball_around(x, 0.1)
         assert_same(
             repeated(network, ball, BoundOptions()),
             METHODS["crown"](network, ball, BoundOptions()),

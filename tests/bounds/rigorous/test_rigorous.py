@@ -11,12 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import examples
-from nets import box_around, mlp, output_bounds, prepared, samples, tokens, transformer
+from nets import ball_around, box_around, mlp, output_bounds, prepared, samples, tokens, transformer
 from operator_groups import blame, made
 from rigorous_problems import DOUBLE, both_sides, cancelling, exactly, rigorous_lower_bounds
 from torch import Tensor, nn
 
-from service.bounds.ball import Ball
 from service.bounds.graph import FLOOR_OF_SIGNED, Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -295,7 +294,7 @@ def test_optimised_bounds_of_every_operator_hold() -> None:
 def test_a_ball_is_bounded_tighter_than_its_box() -> None:
     net, _, network = cancelling(2)
     middle = torch.randn(1, 4, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
-    ball = Ball.within(middle, 0.1, DOUBLE)
+    ball = ball_around(middle, 0.1)
     within_box = rigorous_lower_bounds(network, Interval(ball.lower, ball.upper), both_sides(2))
     found = rigorous_lower_bounds(network, ball, both_sides(2))
     assert (found >= within_box).all()

@@ -199,7 +199,7 @@ def test_every_method_has_a_rigorous_form(method: str) -> None:
 
 @given(middle=st.floats(-1e3, 1e3), distance=st.floats(0, 10))
 def test_an_interval_about_a_point_holds_its_real_ends(middle: float, distance: float) -> None:
-    found = Interval.about(torch.tensor([[middle]], dtype=DOUBLE), distance, DOUBLE)
+    found = Interval.about(torch.tensor([[middle]], dtype=DOUBLE), distance)
     low, high = (Fraction(end.item()) for end in (found.lower, found.upper))
     assert low <= Fraction(middle) - Fraction(distance)
     assert high >= Fraction(middle) + Fraction(distance)

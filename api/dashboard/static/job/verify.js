@@ -257,9 +257,15 @@ function sample({ label, prediction }) {
 function question({ robustness, vnnlib, instances }, rows) {
   const models = new Set(rows.map((row) => pair(row.name)[0])).size;
   if (instances) return ["VNN-LIB instances", models > 0 && many(models, "model")].filter(Boolean).join(" · ");
-  if (robustness) return `${robustness.norm === 2 ? "L2" : "L∞"} ball of radius ${robustness.eps}`;
+  if (robustness) return ball(robustness);
   if (Array.isArray(vnnlib)) return many(vnnlib.length, "VNN-LIB file");
   return vnnlib ? "VNN-LIB" : "input box";
+}
+
+/** The set around each sample, in words. @param {Record<string, any>} robustness */
+function ball({ norm = "inf", eps, entries, clip }) {
+  const set = norm === 0 ? `${many(entries, "entry", "entries")} changed by ${eps}` : `L${norm === "inf" ? "∞" : norm} ball of radius ${eps}`;
+  return Array.isArray(clip) ? `${set} within ${clip.join(" to ")}` : clip ? `${set} within the data's range` : set;
 }
 
 /** @param {Record<string, any>} spec */

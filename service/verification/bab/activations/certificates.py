@@ -67,7 +67,7 @@ class Certificates:
             name: each.arranged(lambda end: end.expand(count, *end.shape[1:]))
             for name, each in backward.intervals.items()
         }
-        # the part of an L2 ball that is left after splits of inputs
+        # the part of a ball that is left after splits of inputs
         intervals |= {
             name: replace(intervals[name], lower=each.lower, upper=each.upper) for name, each in within.items()
         }

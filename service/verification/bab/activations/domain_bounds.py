@@ -29,7 +29,7 @@ class DomainInspection:
 
     ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``families`` and ``relaxations`` are the operators', by
     node, and ``bounds`` those of their inputs, by value; ``minimiser`` ``(n, *input shape)`` is the input with the
-    least value of the linear bound over the box, or near it over a ball. ``reached`` ``(n, entries)`` are the values of
+    least value of the linear bound over the box or the ball. ``reached`` ``(n, entries)`` are the values of
     all preactivations there, if every operator were the line that bounds it.
     """
 

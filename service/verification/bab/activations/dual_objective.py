@@ -298,8 +298,7 @@ class DualObjective:
         if not arrived:
             return self.network.tp_group.agree(boxes.centre)
         slope = arrived[-1].detach().squeeze(1)
-        corner = torch.where(slope > 0, boxes.lower, torch.where(slope < 0, boxes.upper, boxes.centre))
-        return self.network.tp_group.agree(boxes.nearest(corner))
+        return self.network.tp_group.agree(boxes.minimiser(slope))
 
 
 def _empty(clipped: Interval, reach: Tensor) -> Tensor:
