@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Query
 from service.jobs.files import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
-from service.models.data import Split, load, without_ignored
 from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed, below
+
+if TYPE_CHECKING:
+    from service.models.data import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +119,8 @@ def robust_samples(
 
 def first_samples(spec: RobustnessProperty, layout: DataLayout | None) -> Split:
     """Return the samples that the property is about. Raises :class:`PropertyError` if there are fewer."""
+    from service.models.data import load, without_ignored  # noqa: PLC0415 - other properties need no data
+
     asked = spec.robustness
     test = without_ignored(load(asked.data, layout), "property.robustness").test
     if asked.count > len(test):
