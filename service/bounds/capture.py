@@ -10,20 +10,18 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram, export
-from torch.fx.traceback import preserve_node_meta
 
-from service.bounds.decompositions.table import decomposed
-from service.bounds.dtensors import plain, stand_ins, stood_in
-from service.bounds.exported import GraphBuilder
-from service.bounds.functional import recognised
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.operators import OPERATORS
-from service.parallel.tensor.placement import local
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+# What traces takes as long to import as torch itself, and a network whose trace is kept needs none of it.
 
 EXAMPLE_BATCH = 3  # 0 and 1 would be specialised; any other size stays symbolic
 
@@ -36,6 +34,8 @@ class _Functional(nn.Module):
         self._module = (module,)  # in a tuple, so that its parameters are not registered here
 
     def forward(self, x: Tensor, state: dict[str, Tensor]) -> Any:
+        from service.bounds.dtensors import plain, stand_ins  # noqa: PLC0415 - as said above
+
         module, before = self._module[0], dict[str, Tensor]()
         hooks = [
             module.register_forward_pre_hook(lambda *_: before.update(_tensors(module))),
@@ -78,11 +78,15 @@ class Trace:
         Raises :class:`UnsupportedModelError` when an instance's result may depend on another's, or when the module does
         not return one tensor.
         """
+        from service.bounds.exported import GraphBuilder  # noqa: PLC0415 - as said above
+
         return GraphBuilder(self.program, state).build()
 
 
 def local_state(module: nn.Module) -> dict[str, Tensor]:
     """Return this rank's parameters and buffers by name, in the form that a trace takes."""
+    from service.parallel.tensor.placement import local  # noqa: PLC0415 - as said above
+
     return {name: local(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
 
@@ -115,6 +119,13 @@ def capture(module: nn.Module, input_shape: Sequence[int]) -> Graph:
 
 
 def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int, ...]) -> ExportedProgram:
+    from torch.export import Dim, export  # noqa: PLC0415 - as said above
+    from torch.fx.traceback import preserve_node_meta  # noqa: PLC0415
+
+    from service.bounds.decompositions.table import decomposed  # noqa: PLC0415
+    from service.bounds.dtensors import stood_in  # noqa: PLC0415
+    from service.bounds.functional import recognised  # noqa: PLC0415
+
     like = next((tensor for tensor in state.values() if tensor.is_floating_point()), torch.empty(0))
     example = torch.zeros(EXAMPLE_BATCH, *input_shape, dtype=like.dtype, device=like.device)
     shapes = {"x": {0: Dim("batch")}, "state": dict.fromkeys(state)}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.rank_group import RankGroup
 from service.formats.vnnlib import Halfspace
-from service.parallel.tensor import local_copy
+from service.parallel.local_copy import local_copy
 from service.verification.properties import InstanceBatch
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from service.formats.vnnlib import Disjunct, Halfspace, Query, contradict
 from service.jobs.events import BoundsRow
 from service.jobs.runtime import Reporter, RunContext
 from service.jobs.spec.verify import SECONDS, SECONDS_OF_BOUNDS
-from service.parallel.tensor import local_copy
+from service.parallel.local_copy import local_copy
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import DecisionProgress, decide
 from service.verification.bab.model import ModelUnderVerification

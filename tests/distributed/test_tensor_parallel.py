@@ -24,7 +24,8 @@ from service.parallel.collectives import (
     reduce_scatter_to_group,
     scatter_to_group,
 )
-from service.parallel.tensor import local_copy, vocabulary_parallel_cross_entropy
+from service.parallel.local_copy import local_copy
+from service.parallel.tensor import vocabulary_parallel_cross_entropy
 
 pytestmark = pytest.mark.distributed
 TOLERANCE = 1e-10

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 import threading
 from importlib.util import find_spec
 from typing import Any
@@ -53,3 +55,21 @@ def test_what_kinds_have_imported_beforehand_is_there() -> None:
     named = [module for kind in KINDS.provided for module in KINDS.declaration(kind).preloads]
     assert MODULE in named
     assert [module for module in named if find_spec(module) is None] == []
+
+
+WITHOUT_A_TRACE = """
+import sys, torch
+before = set(sys.modules)
+import service.verification.job, service.bounds.onnx.model
+from service.bounds.fused.lines import propagate_lines_in_steps
+ones = torch.ones(1, 1, 2)
+with torch.no_grad():
+    propagate_lines_in_steps(ones, ones, ones, None, None)
+print(sorted({"sympy", "torch.distributed.tensor", "service.models"} & (set(sys.modules) - before)))
+"""
+
+
+def test_a_file_whose_trace_is_kept_needs_nothing_that_traces() -> None:
+    """It would be imported as long as torch is."""
+    found = subprocess.run([sys.executable, "-c", WITHOUT_A_TRACE], capture_output=True, text=True, check=False)
+    assert found.stdout == "[]\n", found.stderr

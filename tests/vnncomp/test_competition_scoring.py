@@ -21,7 +21,9 @@ def test_a_table_by_hand() -> None:
     assert (trivet.points, trivet.unsat, trivet.sat, trivet.wrong, trivet.seconds) == (10 + 10 - 150, 1, 1, [C], 3.0)
     assert (other.points, other.unsat, other.sat, other.wrong) == (10 - 150 + 10 + 10, 2, 1, [B])
     assert trivet.percent == other.percent == 0.0  # nobody has points
-    assert missed([A, B, C, D], own, {"other": peer}) == [(D, ["other"])]
+    assert missed([A, B, C, D], own, {"other": peer}, {A: "unsat"}) == [(D, ["other"])]
+    assert missed([C, D], own, {"other": peer}, {C: "sat", D: "unsat"}) == [(D, ["other", "its label (unsat)"])]
+    assert missed([D], own, {}, {D: "unsat"}) == [(D, ["its label (unsat)"])]
 
 
 def test_the_score_is_in_per_cent_of_the_best_of_the_category() -> None:

@@ -78,13 +78,13 @@ def _question(category: str, onnx: str, vnnlib: Path) -> Question:
     return Question.read(category, {name: Path(path) for name, path in networks_in(onnx).items()}, vnnlib)
 
 
-def find_decider(device: Literal["auto", "cpu", "cuda"]) -> Asking:
+def find_decider(device: Literal["auto", "cpu", "cuda"], at_once: int = 1) -> Asking:
     from trivet.vnncomp.deciding import asking, service_here  # noqa: PLC0415
 
     client = service_here()
     if client is None:
         err.print("no service answers here: a process of its own decides")
-    return asking(client, device)
+    return asking(client, device, at_once)
 
 
 def score(
@@ -113,7 +113,7 @@ def score(
     from trivet.vnncomp.series import ResultsFolder  # noqa: PLC0415
 
     others = {name: ResultsFolder(path) for name, path in map(_peer, peers or ())}
-    every, own, ask = instances(folder), ResultsFolder(into), find_decider(device)
+    every, own, ask = instances(folder), ResultsFolder(into), find_decider(device, at_once)
 
     def answer(each: BenchmarkInstance) -> Decided:
         limit = each.limit_s if most_s is None else min(each.limit_s, most_s)
@@ -122,9 +122,10 @@ def score(
     own.run(every, answer, at_once, out.write_line)
     keys, tools = [each.key for each in every], {name: each.recorded(every) for name, each in others.items()}
     results = own.recorded(every)
-    found = scores(keys, {OWN: results, **tools}, labels(every))
+    known = labels(every)
+    found = scores(keys, {OWN: results, **tools}, known)
     _show(found, into / "score.csv")
-    for key, names in missed(keys, results, tools):
+    for key, names in missed(keys, results, tools, known):
         reason = results[key].reason if key in results else ""
         out.write_line(f"open, decided by {', '.join(names)}: {' '.join(key)}{reason and f': {reason}'}")
     if wrong := [key for each in found if each.tool == OWN for key in each.wrong]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +18,7 @@ from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.vnncomp.answers import CompetitionVerdict, Decided
 from trivet.vnncomp.instances import BenchmarkError, content
 from trivet.vnncomp.lone_rank import RankError, lone_rank
+from trivet.vnncomp.places import Places
 from trivet.vnncomp.questions import Device, Question
 from trivet.vnncomp.witness import ReplayedNetwork, ReplayError, replayed
 
@@ -85,9 +84,9 @@ def _decide_by_row(row: Mapping[str, Any], question: Question) -> Decided:
     return Decided(verdict, question.own_witness(found.witness))
 
 
-def asking(client: Client | None, device: Device) -> Asking:
-    """Return the way to ask: by jobs of the service, or by ranks of their own without one."""
-    return _Alone(device) if client is None else _ByService(client, device)
+def asking(client: Client | None, device: Device, at_once: int = 1) -> Asking:
+    """Return the way to ask: by jobs of the service, or by ranks of their own without one, so many at a time."""
+    return _Alone(Places.here(device, at_once)) if client is None else _ByService(client, device)
 
 
 def service_here() -> Client | None:
@@ -127,10 +126,8 @@ class _ByService:
 
 @dataclass(frozen=True)
 class _Alone:
-    device: Device
+    places: Places
 
     def __call__(self, question: Question, seconds: float, deadline: float) -> Mapping[str, Any] | None:
-        has_gpu = shutil.which("nvidia-smi") is not None and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
-        device: Device = self.device if self.device != "auto" else "cuda" if has_gpu else "cpu"
-        with lone_rank() as rank:
-            return rank.row(question.spec(rank.upload, device, seconds), deadline)
+        with self.places.taken() as place, lone_rank(place.variables) as rank:
+            return rank.row(question.spec(rank.upload, place.device, seconds), deadline)

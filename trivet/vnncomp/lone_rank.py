@@ -40,9 +40,10 @@ class RankError(TrivetError):
 
 @dataclass(frozen=True)
 class LoneRank:
-    """The files of a job without a service, and the rank that runs it."""
+    """The files of a job without a service, and the rank that runs it; ``variables`` are its own."""
 
     scratch: Path
+    variables: Mapping[str, str]
 
     @property
     def data(self) -> DataLayout:
@@ -94,6 +95,7 @@ class LoneRank:
         return {
             **os.environ,
             **alone,
+            **self.variables,
             HOST_CACHE: str(kept),
             "PYTHONSAFEPATH": "1",
             "TRIVET_JOB": JOB,
@@ -107,10 +109,10 @@ class LoneRank:
 
 
 @contextmanager
-def lone_rank() -> Iterator[LoneRank]:
+def lone_rank(variables: Mapping[str, str]) -> Iterator[LoneRank]:
     """Yield the room of a rank, which is gone with the block."""
     with tempfile.TemporaryDirectory(prefix="trivet-") as scratch:
-        yield LoneRank(Path(scratch))
+        yield LoneRank(Path(scratch), variables)
 
 
 def _await_result(

@@ -107,9 +107,15 @@ def scores(keys: Sequence[Key], tools: Mapping[str, Results], labels: Mapping[Ke
     return list(found.values())
 
 
-def missed(keys: Sequence[Key], own: Results, peers: Mapping[str, Results]) -> list[tuple[Key, list[str]]]:
-    """Return the instances that tools decided and this one did not, with those tools."""
-    nothing = ToolResult("unknown", 0.0)
-    open_ = [key for key in keys if not own.get(key, nothing).is_decided]
-    found = [(key, [name for name, results in peers.items() if results.get(key, nothing).is_decided]) for key in open_]
-    return [(key, names) for key, names in found if names]
+def missed(
+    keys: Sequence[Key], own: Results, peers: Mapping[str, Results], labels: Mapping[Key, str]
+) -> list[tuple[Key, list[str]]]:
+    """Return the instances that tools or labels decide and this one did not, with who decides them."""
+    nothing, found = ToolResult("unknown", 0.0), list[tuple[Key, list[str]]]()
+    for key in keys:
+        names = [name for name, results in peers.items() if results.get(key, nothing).is_decided]
+        if key in labels:
+            names.append(f"its label ({labels[key]})")
+        if names and not own.get(key, nothing).is_decided:
+            found.append((key, names))
+    return found

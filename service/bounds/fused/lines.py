@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import gt
 from types import ModuleType
 from typing import Any
 
@@ -90,7 +91,8 @@ def propagate_lines_in_steps(
         pieces.append(_along(positive, below))
     bias = sum(pieces[1:], start=pieces[0]) if pieces else None
     # Each slope separately: a difference of slopes would lose the digits of the smaller one.
-    if torch.is_grad_enabled() or torch.broadcast_shapes(positive.shape, lower.shape) != positive.shape:  # type: ignore[no-untyped-call]
+    # Not by torch's broadcast_shapes, whose first call imports a library of symbols.
+    if torch.is_grad_enabled() or any(map(gt, lower.shape, positive.shape)):
         return torch.addcmul(positive * lower, negative, upper), bias
     # In place: on a CPU, new memory takes longer than the arithmetic.
     return positive.mul_(lower).addcmul_(negative, upper), bias

@@ -30,7 +30,12 @@ VERIFY = JobKind(
     page="api.dashboard:static/kinds/verify.js",
     preloads=(
         "service.verification.job",
+        "service.verification.load.trained",
         "service.bounds.onnx.stored",
+        "service.bounds.decompositions.table",
+        "service.bounds.dtensors",
+        "service.bounds.exported",
+        "service.bounds.functional",
         "service.verification.first_trace",
         "service.parallel.checkpoint",
         "scipy.optimize",

@@ -1,7 +1,7 @@
 """Tensor parallelism: layers whose parameters are divided over the ``tp`` dimension of the mesh."""
 
 from service.parallel.tensor.linear import ColumnParallelLinear, OnEveryRank, RowParallelLinear, WholeLinear, joint
-from service.parallel.tensor.placement import distribute, local, local_copy
+from service.parallel.tensor.placement import distribute, local
 from service.parallel.tensor.residual_stream import Replicated, ResidualStream, SequenceSharded
 from service.parallel.tensor.vocabulary import (
     VocabularyParallelEmbedding,
@@ -25,7 +25,6 @@ __all__ = [
     "distribute",
     "joint",
     "local",
-    "local_copy",
     "localize_ids",
     "vocabulary_parallel_cross_entropy",
 ]

@@ -14,7 +14,6 @@ stays equal, since both get the sum of both gradients.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -67,20 +66,6 @@ def distribute(model: nn.Module, tp_mesh: DeviceMesh | None) -> None:
             made[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, made[id(parameter)])
-
-
-def local_copy(model: nn.Module) -> nn.Module:
-    """Return the same model over the same storage, with this rank's parts as plain parameters: for tracing and
-    analysis.
-
-    Only for models whose parameters are whole on their ``tp`` rank (no FSDP).
-    """
-    replaced: dict[int, Tensor] = {
-        id(parameter): nn.Parameter(local(parameter).detach(), requires_grad=parameter.requires_grad)
-        for parameter in model.parameters()
-    }
-    replaced |= {id(buffer): buffer for buffer in model.buffers()}
-    return copy.deepcopy(model, memo=replaced)
 
 
 def is_exporting() -> bool:

@@ -21,7 +21,7 @@ from service.bounds.methods.base import PlaneAnalysis
 from service.bounds.network import Network
 from service.bounds.softmax_sums import with_softmax_sums
 from service.bounds.stages import Staged
-from service.parallel.tensor import local_copy
+from service.parallel.local_copy import local_copy
 
 T = TypeVar("T")
 

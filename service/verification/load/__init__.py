@@ -27,7 +27,6 @@ from service.parallel.mesh import build as build_mesh
 from service.verification.load.model_file import OnnxSource, chosen_source, load_onnx, with_labels_if_asked
 from service.verification.load.task_loader import LoadedTasks, TaskLoader
 from service.verification.load.trace_cache import TraceCache
-from service.verification.load.trained import load_trained
 from service.verification.properties import Property, PropertyError, read
 from service.verification.properties.queried import Queried, check_sizes, paired
 from service.verification.task import RefusedModel, Task
@@ -70,6 +69,8 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
             source = with_labels_if_asked(source, asked)
         loaded = load_onnx(source, loader, asked)
     else:
+        from service.verification.load.trained import load_trained  # noqa: PLC0415 - brings every family of models
+
         loaded = load_trained(context.data, loader)
     return loader.collected([loaded])
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from service.bounds.capture import capture, local_state
+from service.bounds.capture import capture
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.network import Network, from_graph, prepare
@@ -88,7 +89,7 @@ class TaskLoader:
         its file.
         """
         self.report.phase("preparing")
-        like = next(iter(local_state(module).values()))
+        like = next(chain(module.parameters(), module.buffers()))
         graph = self.traces.graph(content, like.dtype, like.device, lambda: capture(module, input_shape))
         return NetworkEngine(from_graph(graph, self.mesh.tp), self.arithmetic, self.device)
 

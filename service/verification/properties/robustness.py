@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,8 +17,10 @@ from service.formats.vnnlib import Disjunct, ExactBall, Halfspace, Query
 from service.jobs.files import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import Norm, RobustnessProperty
-from service.models.data import Split, load, without_ignored
 from service.verification.properties.base import InstanceBatch, PropertyError, Unnamed, below
+
+if TYPE_CHECKING:
+    from service.models.data import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +138,8 @@ def robust_samples(
 
 def first_samples(spec: RobustnessProperty, layout: DataLayout | None) -> Split:
     """Return the samples that the property is about. Raises :class:`PropertyError` if there are fewer."""
+    from service.models.data import load, without_ignored  # noqa: PLC0415 - other properties need no data
+
     asked = spec.robustness
     test = without_ignored(load(asked.data, layout), "property.robustness").test
     if asked.count > len(test):

@@ -24,9 +24,9 @@ from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import MlpConfig
 from service.models import build
 from service.parallel import distributed
+from service.parallel.local_copy import local_copy
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.mesh import build as build_mesh
-from service.parallel.tensor import local_copy
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.dual_objective import DualObjective
 from service.verification.bab.activations.intermediate_bounds import bound_root
