@@ -18,8 +18,8 @@ from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.vnncomp.answers import CompetitionVerdict, Decided
 from trivet.vnncomp.instances import BenchmarkError, content
 from trivet.vnncomp.lone_rank import RankError, lone_rank
-from trivet.vnncomp.places import Places
 from trivet.vnncomp.questions import Device, Question
+from trivet.vnncomp.run_places import RunPlaces
 from trivet.vnncomp.witness import ReplayedNetwork, ReplayError, replayed
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _decide_by_row(row: Mapping[str, Any], question: Question) -> Decided:
 
 def asking(client: Client | None, device: Device, at_once: int = 1) -> Asking:
     """Return the way to ask: by jobs of the service, or by ranks of their own without one, so many at a time."""
-    return _Alone(Places.here(device, at_once)) if client is None else _ByService(client, device)
+    return _Alone(RunPlaces.here(device, at_once)) if client is None else _ByService(client, device)
 
 
 def service_here() -> Client | None:
@@ -126,7 +126,7 @@ class _ByService:
 
 @dataclass(frozen=True)
 class _Alone:
-    places: Places
+    places: RunPlaces
 
     def __call__(self, question: Question, seconds: float, deadline: float) -> Mapping[str, Any] | None:
         with self.places.taken() as place, lone_rank(place.variables) as rank:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
@@ -118,7 +118,8 @@ def installed(group: str) -> Sequence[EntryPoint]:
 @cache
 def _installed_on(path: tuple[str, ...]) -> EntryPoints:
     """Return the entry points of all packages on the search path, whose files are read once for all catalogues."""
-    return entry_points()
+    # Python 3.11 has another class, which selects alike.
+    return cast(EntryPoints, entry_points())
 
 
 def catalogue(

@@ -16,7 +16,7 @@ VISIBLE, THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """Where a rank computes, and the variables of its environment that say so."""
 
     device: Device
@@ -24,7 +24,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Places:
+class RunPlaces:
     """Room for ranks at a time: each has one of the ``gpus``, if there are any, and its share of the cores."""
 
     device: Device
@@ -34,7 +34,7 @@ class Places:
     _lock: Lock = field(default_factory=Lock)
 
     @classmethod
-    def here(cls, device: Device, at_once: int = 1) -> Places:
+    def here(cls, device: Device, at_once: int = 1) -> RunPlaces:
         """Return room for ``at_once`` ranks on this host; a number of threads that the user chose stays."""
         gpus = () if device == "cpu" else _gpus(os.environ)
         found: Device = device if device != "auto" else "cuda" if gpus else "cpu"
@@ -42,17 +42,17 @@ class Places:
         return cls(found, gpus, max(1, len(os.sched_getaffinity(0)) // at_once) if is_shared else None)
 
     @contextmanager
-    def taken(self) -> Iterator[Place]:
+    def taken(self) -> Iterator[RunPlace]:
         """Yield a place on the GPU that has the fewest ranks by now."""
         variables = {} if self.threads is None else {THREADS: str(self.threads)}
         if not self.gpus:
-            yield Place(self.device, variables)
+            yield RunPlace(self.device, variables)
             return
         with self._lock:
             gpu = min(range(len(self.gpus)), key=self._taken.count)
             self._taken.append(gpu)
         try:
-            yield Place(self.device, variables | {VISIBLE: self.gpus[gpu]})
+            yield RunPlace(self.device, variables | {VISIBLE: self.gpus[gpu]})
         finally:
             with self._lock:
                 self._taken.remove(gpu)

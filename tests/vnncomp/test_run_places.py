@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trivet.vnncomp.places import THREADS, VISIBLE, Places
+from trivet.vnncomp.run_places import THREADS, VISIBLE, RunPlaces
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("host")
 def test_ranks_at_a_time_are_spread_over_the_gpus_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = Places.here("auto", 3)
+    places = RunPlaces.here("auto", 3)
     with places.taken() as first, places.taken() as second:
         assert {first.device, second.device} == {"cuda"}
         assert {first.variables[VISIBLE], second.variables[VISIBLE]} == {"GPU-a", "GPU-b"}
@@ -34,14 +34,14 @@ def test_ranks_at_a_time_are_spread_over_the_gpus_and_cores(monkeypatch: pytest.
                 assert third.variables[VISIBLE] != held.variables[VISIBLE]
     monkeypatch.setenv(VISIBLE, "1, 3")
     monkeypatch.setenv(THREADS, "5")
-    with Places.here("cuda", 3).taken() as chosen:
+    with RunPlaces.here("cuda", 3).taken() as chosen:
         assert chosen.variables == {VISIBLE: "1"}
 
 
 @pytest.mark.usefixtures("host")
 def test_a_rank_alone_has_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Places.here("cpu").taken() as place:
+    with RunPlaces.here("cpu").taken() as place:
         assert (place.device, place.variables) == ("cpu", {})
     monkeypatch.setenv(VISIBLE, "")
-    with Places.here("auto").taken() as place:
+    with RunPlaces.here("auto").taken() as place:
         assert (place.device, place.variables) == ("cpu", {})
