@@ -30,7 +30,7 @@ History = Sequence[Moment]
 """Moments in order of time; conditions are about the last one."""
 
 
-class Query(ABC):
+class MetricQuery(ABC):
     """A query of Prometheus that is also computed here."""
 
     @property
@@ -41,10 +41,10 @@ class Query(ABC):
     @property
     def metrics(self) -> frozenset[str]:
         """Return the names of the series that it reads, by default those of its parts."""
-        return frozenset[str]().union(*(part.metrics for part in vars(self).values() if isinstance(part, Query)))
+        return frozenset[str]().union(*(part.metrics for part in vars(self).values() if isinstance(part, MetricQuery)))
 
 
-class Quantity(Query):
+class Quantity(MetricQuery):
     """Computes the answer to its query."""
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Magnitude(Quantity):
         return {labels: abs(value) for labels, value in self.of_each.of(history).items()}
 
 
-class Condition(Query):
+class Condition(MetricQuery):
     """Keeps the label sets for which something holds."""
 
     @abstractmethod
