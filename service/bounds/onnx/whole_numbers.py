@@ -24,41 +24,13 @@ SMALL: Mapping[int, type[np.integer[Any]]] = {
 }
 _WHOLE = frozenset({"Ceil", "Floor", "Round", "Sign"})
 _MOVING = [
-    "Compress",
-    "Concat",
-    "Expand",
-    "Flatten",
-    "GatherElements",
-    "GatherND",
-    "Identity",
-    "Pad",
-    "Reshape",
-    "Slice",
-]
-_READERS = frozenset(
-    [
-        *_MOVING,
-        "Cast",
-        "ai.onnx.ml.ArrayFeatureExtractor",
-        "ConvInteger",
-        "DequantizeLinear",
-        "Equal",
-        "Gather",
-        "MatMulInteger",
-        "MaxPool",
-        "OneHot",
-        "QLinearConv",
-        "QLinearMatMul",
-        "Scatter",
-        "ScatterElements",
-        "ScatterND",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    ]
-)
+    "Compress", "Concat", "Expand", "Flatten", "GatherElements", "GatherND", "Identity", "Pad", "Reshape", "Slice",
+]  # fmt: skip
+_READERS = frozenset([
+    *_MOVING, "Cast", "ai.onnx.ml.ArrayFeatureExtractor", "ConvInteger", "DequantizeLinear", "Equal", "Gather",
+    "MatMulInteger", "MaxPool", "OneHot", "QLinearConv", "QLinearMatMul", "Scatter", "ScatterElements", "ScatterND",
+    "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+])  # fmt: skip
 """Checks that integers only reach operators that treat them as real numbers: integer arithmetic differs."""
 
 

@@ -16,22 +16,9 @@ _Kind = Literal["gauge", "counter", "histogram"]
 POOLS = ("cuda", "cpu")
 DEVICES = ("auto", *POOLS)
 CAUSES = (
-    "DiskFull",
-    "Incomplete",
-    "Interrupted",
-    "KeeperEnded",
-    "LaunchFailed",
-    "LeaseLost",
-    "NoResult",
-    "NotClaimed",
-    "Preempted",
-    "RankDied",
-    "Stalled",
-    "SupervisorFault",
-    "SupervisorTerminated",
-    "TimeoutExceeded",
-    "UnknownSpec",
-)
+    "DiskFull", "Incomplete", "Interrupted", "KeeperEnded", "LaunchFailed", "LeaseLost", "NoResult", "NotClaimed",
+    "Preempted", "RankDied", "Stalled", "SupervisorFault", "SupervisorTerminated", "TimeoutExceeded", "UnknownSpec",
+)  # fmt: skip
 """Types of error that the service itself gives to an attempt; an exception of a rank counts as ``Other``."""
 
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)

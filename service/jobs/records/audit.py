@@ -19,39 +19,12 @@ from pydantic import Field, PlainSerializer
 from service.jobs.records import FrozenModel, shortened
 
 AuditAction = Literal[
-    "job.submit",
-    "job.cancel",
-    "job.retry",
-    "job.delete",
-    "job.share",
-    "job.unshare",
-    "file.upload",
-    "file.delete",
-    "project.create",
-    "project.change",
-    "project.delete",
-    "member.set",
-    "member.remove",
-    "host.drain",
-    "host.resume",
-    "project.weigh",
-    "key.create",
-    "key.revoke",
-    "key.rotate",
-    "account.create",
-    "account.disable",
-    "account.enable",
-    "account.delete",
-    "webhook.create",
-    "webhook.delete",
-    "webhook.renew",
-    "session.begin",
-    "session.end",
-    "key.refuse",
-    "person.admit",
-    "sign_in.refuse",
-    "permission.refuse",
-]
+    "job.submit", "job.cancel", "job.retry", "job.delete", "job.share", "job.unshare", "file.upload", "file.delete",
+    "project.create", "project.change", "project.delete", "member.set", "member.remove", "host.drain", "host.resume",
+    "project.weigh", "key.create", "key.revoke", "key.rotate", "account.create", "account.disable", "account.enable",
+    "account.delete", "webhook.create", "webhook.delete", "webhook.renew", "session.begin", "session.end",
+    "key.refuse", "person.admit", "sign_in.refuse", "permission.refuse",
+]  # fmt: skip
 """The recorded actions: a noun and a verb. The service itself does ``refuse``."""
 
 _LONGEST_DETAIL = 200
