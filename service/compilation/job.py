@@ -63,7 +63,7 @@ def run(spec: CompileSpec, context: RunContext, forks: Forks | None = None) -> d
     if context.rank == 0:  # these results stay if the compiler crashes the process below
         write_report(context, found.report(spec))
     are_together = context.world_size == 1 or dist.is_initialized()  # unless the group has been left
-    diagnoses = _diagnose(spec, context, rungs, found.results, prepared) if are_together else []
+    diagnoses = _diagnose(spec, context, found.results, prepared) if are_together else []
     if context.rank:
         return None
     context.report.phase(ENDING)
@@ -192,7 +192,6 @@ def _time_results(results: Iterator[Result], runs: RunSeconds) -> Iterator[Climb
 def _diagnose(
     spec: CompileSpec,
     context: RunContext,
-    rungs: tuple[Rung, ...],
     results: Sequence[Result],
     prepared: Prepared | None,
 ) -> list[Diagnosis]:
@@ -203,7 +202,7 @@ def _diagnose(
         return []
     if prepared is None:
         prepared = prepare_alone(spec, context)
-        prepared.start(rungs)
+        prepared.start([each.case.rung for each in to_explain])
     return list(diagnose_all(context, prepared.program, to_explain, prepared.plan))
 
 
