@@ -199,7 +199,7 @@ def take(page: Page, path: str, target: Path) -> None:
         page.wait_for_load_state("networkidle")
         expect(page.locator(".loading, .awaited")).to_have_count(0)
         page.locator(".hosts details").evaluate_all("all => all.forEach((each) => (each.open = true))")
-        for scheme in ("light", "dark") if not suffix else ("light",):
+        for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             settled(page)
             page.screenshot(path=f"{target}{suffix}-{scheme}.png", full_page=True)

@@ -33,11 +33,15 @@ def ended_pages(fleet: Fleet) -> dict[str, str]:
     verify = fleet.run(verify_spec(model={"job": train.job_id}))
     for index in range(32):
         verify.bound(index, 0.5 - index / 40, "verified" if index < 20 else "unknown")
-    verify.succeed({"verdicts": {"verified": 20, "falsified": 0, "unknown": 12, "timeout": 0}, "instances": 32})
+    layer = {"layer": "relu", "operator": "aten.relu.default", "neurons": 128, "mean_width": 0.4, "mean_unstable": 21.0}
+    found = {"verdicts": {"verified": 20, "falsified": 0, "unknown": 12, "timeout": 0}, "instances": 32}
+    verify.succeed({**found, "layers": [layer]})
+    fleet.run(verify_spec(model={"job": train.job_id}, method="ibp")).succeed(found)
     compiled = fleet.run(compile_spec())
     compiled.artifact("report.json", json.dumps(REPORT).encode(), "application/json")
     compiled.succeed({"gate": {"train": "eager"}})
     fleet.store.projects.create("perception", "what the cars see")
+    fleet.store.projects.limit("perception", {"queued_jobs": 100, "devices": 2})
     labels = {"team": "vision", "who": "engineers", "study": "learning-rates-and-widths"}
     spec = spec_adapter.validate_python(train_spec("broken", labels=labels))
     failed = fleet.begin(fleet.store.jobs.submit(spec, "annabelle", project="perception")[0].id)

@@ -51,10 +51,15 @@ WHOLE = """(short) => [...document.querySelectorAll(short)].filter((each) => {
   return each.checkVisibility({ visibilityProperty: true }) && display !== "inline" && !says
     && each.scrollWidth > each.clientWidth + 1;
 }).map((each) => `not whole: ${each.className} ${each.textContent.trim().slice(0, 40)}`)"""
-OUTSIDE = """() => [...document.querySelectorAll("main .scroll, main table, main .legend")].filter((each) =>
-  innerWidth < 640 && each.checkVisibility() && each.scrollWidth > each.clientWidth + 1
-    && !each.closest(".verify, .compile, .methods, .layers, .mesh, .attempts, .instances")
-).map((each) => `outside: ${each.className} ${each.scrollWidth} of ${each.clientWidth}`)"""
+OUTSIDE = """() => {
+  const wide = [...document.querySelectorAll("main .scroll, main table, main .legend")].filter((each) =>
+    innerWidth < 640 && each.checkVisibility() && each.scrollWidth > each.clientWidth + 1);
+  const beyond = [...document.querySelectorAll("main .panel :is(td, th, meter, button, .rail)")].filter((each) =>
+    each.checkVisibility() && !each.closest(".scroll, thead")
+    && each.getBoundingClientRect().right > each.closest(".panel").getBoundingClientRect().right);
+  return [...wide, ...beyond].map((each) => `outside: ${each.tagName}.${each.className} ${each.scrollWidth} of `
+    + each.clientWidth);
+}"""
 MISTAKEN = """() => {
   const link = getComputedStyle(document.querySelector("header a.brand svg")).color;
   return [...document.querySelectorAll("main .line .text, main p, main td, main .muted")].filter((each) =>

@@ -5,7 +5,7 @@ import { heads, matrix, totals } from "../lib/compare.js";
 import { isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
 import { fill, h, setText } from "../ui/dom.js";
-import { stateMark } from "../ui/parts.js";
+import { stateMark, withHeadings } from "../ui/parts.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
 /** @typedef {import("../lib/types.js").BoundsRow} BoundsRow */
@@ -25,7 +25,7 @@ export class Instances {
     this.differing = h("input", { type: "checkbox" });
     this.differing.addEventListener("change", () => this.draw());
     this.note = h("span", { class: "note" });
-    this.table = h("table", { class: "table compared" });
+    this.table = h("table", { class: "table cards compared" });
     this.element = h("section", { class: "panel", id: "instances", "aria-label": "Instances", hidden: true },
       h("header", {}, h("h2", {}, "Instances"), this.note,
         h("label", { class: "aside choice" }, this.differing, "Only where they differ")),
@@ -52,9 +52,10 @@ export class Instances {
     const shown = (this.differing.checked ? differing : all).slice(0, MOST_ROWS);
     setText(this.note, `${many(all.length, "instance")}, verdicts differ at ${differing.length}`);
     fill(this.table,
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "instance"), ...heads(this.jobs, this.names).map((name) => h("th", { scope: "col" }, name))),
-        h("tr", { class: "sums" }, h("th", { scope: "row" }, "in all"), ...totals(all, this.jobs.length).map((told) => h("td", {}, told)))),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "instance"), ...heads(this.jobs, this.names).map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", { class: "sums" }, h("tr", {}, h("th", { scope: "row" }, "in all"), ...totals(all, this.jobs.length).map((told) => h("td", {}, told)))),
       h("tbody", {}, ...shown.map(({ name, found }) => h("tr", {}, h("th", { scope: "row" }, name), ...found.map(cell)))));
+    withHeadings(this.table);
   }
 }
 

@@ -12,6 +12,8 @@ import { now, stateMark, withHeadings } from "../ui/parts.js";
 /** What is told as a duration; and so is each part of a job's time. */
 const SECONDS = new Set(["duration", "result.seconds", "result.wall_seconds"]);
 const PART = "result.time.";
+/** Texts of more signs stand on several lines. */
+const LONG = 40;
 /** How long a job ran is no result of its own, such as the `seconds` of a training. */
 const FIXED = ["job", "state", "duration"];
 
@@ -104,5 +106,5 @@ const bare = (path) => path.replace(/^result\./, "");
  */
 function cell(value, isRight, isMeasured, seconds = false) {
   const text = seconds && typeof value === "number" ? duration(value) : isMeasured || typeof value !== "number" || Number.isInteger(value) ? shown(value) : String(value);
-  return h("td", { class: isRight ? "right" : null, title: typeof value === "string" && text !== value ? value : null }, text);
+  return h("td", { class: isRight ? "right" : text.length > LONG ? "long" : null, title: typeof value === "string" && text !== value ? value : null }, text);
 }

@@ -4,7 +4,7 @@ import { attempts } from "../lib/attempts.js";
 import { clock, dateTime, duration, number } from "../lib/format.js";
 import { call, items, jobPath } from "../ui/api.js";
 import { fill, h } from "../ui/dom.js";
-import { now, stateMark } from "../ui/parts.js";
+import { now, stateMark, withHeadings } from "../ui/parts.js";
 import { rail } from "../ui/rail.js";
 import { Section } from "./section.js";
 
@@ -13,7 +13,7 @@ import { Section } from "./section.js";
 export class Attempts extends Section {
   constructor() {
     super("Attempts", "attempts");
-    this.table = h("table", { class: "table" });
+    this.table = h("table", { class: "table cards" });
     this.body.append(h("div", { class: "scroll" }, this.table));
     this.element.hidden = true;
     this.attempt = 0;
@@ -51,5 +51,6 @@ export class Attempts extends Section {
       h("td", {}, h("a", { href: `${jobPath(job.id, "/logs")}?attempt=${one.number}` }, "log")));
     fill(this.table, h("thead", {}, h("tr", {}, ...heads.flatMap((name) => (name ? [h("th", { scope: "col" }, name)] : [])))),
       h("tbody", {}, ...all.map(row)));
+    withHeadings(this.table);
   }
 }

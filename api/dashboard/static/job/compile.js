@@ -6,7 +6,7 @@ import { isTerminal } from "../lib/state.js";
 import { artifactPath, call, items, jobPath } from "../ui/api.js";
 import { copy } from "../ui/clipboard.js";
 import { fill, h } from "../ui/dom.js";
-import { downloadLink, stateMark } from "../ui/parts.js";
+import { downloadLink, stateMark, withHeadings } from "../ui/parts.js";
 import { blank } from "../ui/status.js";
 import { COLUMNS, lines, provisionalTable, table, times } from "./rung.js";
 import { Section } from "./section.js";
@@ -77,8 +77,10 @@ export class Compile extends Section {
   update(report) {
     const rungs = /** @type {Rung[]} */ (report.rungs ?? []);
     const head = h("tr", {}, ...COLUMNS.map((name, index) => h("th", { scope: "col", class: index > 2 ? "right" : null }, name)));
+    const ladder = h("table", { class: "table cards ladder" }, h("thead", {}, head), h("tbody", {}, ...rungs.flatMap(lines)));
+    withHeadings(ladder);
     fill(this.body, gate(report.gate ?? {}, rungs, this.job?.id ?? ""), sentences(more(report.summary ?? [])), this.causes(report.diagnoses ?? []),
-      h("div", { class: "scroll" }, h("table", { class: "table ladder" }, h("thead", {}, head), h("tbody", {}, ...rungs.flatMap(lines)))),
+      h("div", { class: "scroll" }, ladder),
       ...lifetimes(rungs), ...calls(rungs), proofs(report.selftest ?? []));
   }
 

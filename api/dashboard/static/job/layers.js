@@ -2,6 +2,7 @@
 
 import { fixed, many, number } from "../lib/format.js";
 import { fill, h, setAttribute } from "../ui/dom.js";
+import { withHeadings } from "../ui/parts.js";
 import { rail } from "../ui/rail.js";
 import { Section } from "./section.js";
 
@@ -34,7 +35,9 @@ export class Layers extends Section {
     this.remark([groups.size > 1 && many(groups.size, "model"), many(layers.length, "nonlinear layer"), "means per instance"].filter(Boolean).join(" · "));
     const head = h("tr", {}, ...COLUMNS.map((name, index) => h("th", { scope: "col", class: index === 2 ? "right" : null, title: EXPLAINED[name] ?? null }, name)));
     const bodies = [...groups].flatMap(([model, own], index) => group(model, own, index === 0));
-    fill(this.body, h("div", { class: "scroll" }, h("table", { class: "table" }, h("thead", {}, head), ...bodies)));
+    const table = h("table", { class: "table cards" }, h("thead", {}, head), ...bodies);
+    withHeadings(table);
+    fill(this.body, h("div", { class: "scroll" }, table));
   }
 }
 

@@ -7,6 +7,7 @@ import { how, sameQuestion } from "../lib/methods.js";
 import { isTerminal } from "../lib/state.js";
 import { call } from "../ui/api.js";
 import { fill, h, setAttribute } from "../ui/dom.js";
+import { withHeadings } from "../ui/parts.js";
 import { Section } from "./section.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -18,7 +19,7 @@ export class Methods extends Section {
   constructor() {
     super("Methods", "methods");
     this.compare = h("a", { class: "button small" }, "Compare");
-    this.table = h("table", { class: "table" });
+    this.table = h("table", { class: "table cards" });
     this.aside.append(this.compare);
     this.body.append(h("div", { class: "scroll" }, this.table));
     this.element.hidden = true;
@@ -36,6 +37,7 @@ export class Methods extends Section {
     const heads = ["Method", ...VERDICTS, "Mean width", "Time"];
     fill(this.table, h("thead", {}, h("tr", {}, ...heads.map((name, index) => h("th", { scope: "col", class: index ? "right" : null }, name)))),
       h("tbody", {}, ...all.map((one) => row(one, one.id === job.id))));
+    withHeadings(this.table);
   }
 
   /** @param {Job} job */
@@ -49,6 +51,6 @@ export class Methods extends Section {
 function row(job, isThis) {
   const { verdicts = {}, mean_width: width, seconds } = job.result ?? {};
   const name = isThis ? h("strong", {}, how(job)) : h("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, how(job));
-  return h("tr", { "data-job": job.id }, h("td", {}, name), ...VERDICTS.map((verdict) => h("td", { class: "right" }, number(verdicts[verdict]))),
+  return h("tr", { "data-job": job.id }, h("th", { scope: "row" }, name), ...VERDICTS.map((verdict) => h("td", { class: "right" }, number(verdicts[verdict]))),
     h("td", { class: "right" }, number(width)), h("td", { class: "right" }, duration(seconds)));
 }

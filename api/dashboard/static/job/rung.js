@@ -3,7 +3,7 @@
 import { duration, magnitude, number } from "../lib/format.js";
 import { comparisons, entries, largestError, place, tally, title, tone } from "../lib/report.js";
 import { h, setAttribute, setText } from "../ui/dom.js";
-import { stateMark } from "../ui/parts.js";
+import { stateMark, withHeadings } from "../ui/parts.js";
 
 /** @typedef {import("../lib/report.js").Rung} Rung */
 /** @typedef {import("../ui/dom.js").Child} Child */
@@ -119,10 +119,11 @@ function parity(rung) {
   const rows = all.map((one) => h("tr", { "data-failed": !(Number(one.excess) <= 1) || one.is_noisy === true }, h("td", {}, one.kind), h("td", { class: "code" }, one.name),
     ...[number(one.iteration), magnitude(one.max_abs), one.ratio === null ? "–" : number(one.ratio, 3), number(one.excess, 3), percent(one.noise)].map((value) =>
       h("td", { class: "right" }, value))));
-  return [h("h3", {}, `Parity, judged by ${rung.parity.judged_by}, ${number(rung.parity.compared)} tensors`),
-    h("div", { class: "scroll" }, h("table", { class: "table" },
-      h("thead", {}, h("tr", {}, ...head.map((name, index) => h("th", { scope: "col", class: index > 1 ? "right" : null }, name)))),
-      h("tbody", {}, ...rows)))];
+  const table = h("table", { class: "table cards" },
+    h("thead", {}, h("tr", {}, ...head.map((name, index) => h("th", { scope: "col", class: index > 1 ? "right" : null }, name)))),
+    h("tbody", {}, ...rows));
+  withHeadings(table);
+  return [h("h3", {}, `Parity, judged by ${rung.parity.judged_by}, ${number(rung.parity.compared)} tensors`), h("div", { class: "scroll" }, table)];
 }
 
 /**
@@ -130,10 +131,14 @@ function parity(rung) {
  * @param {string} name @param {string[]} head @param {Child[][]} rows
  * @returns {Child[]}
  */
-export const table = (name, head, rows) =>
-  rows.length === 0 ? [] : [h("h3", { class: "under" }, name), h("div", { class: "scroll" }, h("table", { class: "table" },
+export function table(name, head, rows) {
+  if (rows.length === 0) return [];
+  const made = h("table", { class: "table cards" },
     h("thead", {}, h("tr", {}, ...head.map((one) => h("th", { scope: "col" }, one)))),
-    h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, cell)))))))];
+    h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, cell))))));
+  withHeadings(made);
+  return [h("h3", { class: "under" }, name), h("div", { class: "scroll" }, made)];
+}
 
 /** @param {[string, string][]} all */
 const pairs = (all) => h("dl", { class: "pairs" }, ...all.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));

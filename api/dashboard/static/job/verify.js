@@ -84,7 +84,7 @@ export class Verify extends Section {
 
   table() {
     const head = h("tr", {}, ...COLUMNS.map(({ name, right }) => h("th", { scope: "col", class: right ? "right" : null }, name)));
-    return h("div", { class: "scroll" }, h("table", { class: "table rows" }, h("thead", {}, head), this.tbody));
+    return h("div", { class: "scroll" }, h("table", { class: "table cards rows" }, h("thead", {}, head), this.tbody));
   }
 
   /** @param {import("../lib/types.js").Job} job */
@@ -171,6 +171,7 @@ export class Verify extends Section {
 
   line() {
     const cells = COLUMNS.map((column) => column.cell(this));
+    cells.forEach((cell, index) => setAttribute(cell.element, "data-label", COLUMNS[index]?.name));
     const element = h("tr", {}, ...cells.map((cell) => cell.element));
     /** @param {BoundsRow} row */
     const update = (row) => {

@@ -62,7 +62,7 @@ export function payoff({ worth_it: wins, noisy, break_even_steps: steps }) {
 }
 
 /** What the cards of the phases tell already: that all rungs passed, and what compiling is worth. */
-const TOLD = /: all \d+ rungs passed\.$|^(It is (not )?worth it|Whether it is worth it|What compiling)\b/;
+const TOLD = /: all \d+ rungs passed\.$|^(It is (not )?worth it|Whether it is worth it|The gain is unclear|What compiling)\b/;
 
 /**
  * The sentences of a report's summary that say more than its cards.

@@ -36,7 +36,9 @@ export function downloadLink(attributes, path, words) {
  */
 export function withHeadings(table, named = (heading) => heading) {
   const names = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => (cell.querySelector(".unseen") ? "" : named(cell.textContent?.trim() ?? "")));
-  for (const { cells } of table.tBodies[0]?.rows ?? []) [...cells].forEach((cell, index) => setAttribute(cell, "data-label", names[index] || null));
+  for (const { cells } of [...table.tBodies].flatMap((body) => [...body.rows])) {
+    if (cells.length > 1) [...cells].forEach((cell, index) => setAttribute(cell, "data-label", names[index] || null));
+  }
 }
 
 /** The present, in Unix seconds. */
