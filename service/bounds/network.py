@@ -189,6 +189,12 @@ class Network:
         return users[0].name if len(users) == 1 and OPERATORS[users[0].operator].keeps_order else None
 
     @cached_property
+    def stretches(self) -> Mapping[str, float]:
+        """Return the stretch of each node before the last non-linear one, by name: a Lipschitz constant."""
+        last = self.position[self.nonlinear[-1].name] if self.nonlinear else 0
+        return {node.name: OPERATORS[node.operator].stretch(node) for node in self.graph.nodes[1:last]}
+
+    @cached_property
     def widest(self) -> int:
         """Return the number of entries of the largest value."""
         return max(node.size for node in self.graph.nodes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 
 import torch
@@ -22,6 +23,7 @@ from service.bounds.linear.propagation import InitialRows, Propagated, backward_
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches
 from service.bounds.linear.rows.structured import GatheredRows
+from service.bounds.near import NearLayers
 from service.bounds.network import Network, OptimisedBefore
 from service.bounds.relaxation import Family, PatchFamily, Relaxed, Single
 from service.bounds.replay import Plain, Recorded
@@ -111,8 +113,13 @@ class Families:
             network, intervals = self.backward.network, self.backward.intervals
             node = network.nodes[name]
             bounds = [intervals[each].map(Tensor.detach) for each in node.inputs]
-            self._made[name] = network.operator_of(node).family(node, bounds)
+            self._made[name] = self._near.family(node, bounds, network.operator_of(node).family(node, bounds))
         return self._made[name]
+
+    @cached_property
+    def _near(self) -> NearLayers:
+        network = self.backward.network
+        return NearLayers.of(network, self.backward.intervals[network.graph.input.name])
 
 
 @dataclass(eq=False)

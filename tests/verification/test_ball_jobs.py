@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from lanes import slow_but_for
 from verify_jobs import TRAINED, context, specification, trained_model
 
+from service.bounds.near import NearLayers
 from service.jobs.files import DataLayout
 from service.models.data import load
 from service.verification import job
@@ -52,3 +54,36 @@ def test_counterexamples_lie_in_the_ball_and_change_the_class(trained: DataLayou
         assert model(x[None])[0].argmax() != test.targets[row["instance"]]
         assert model(sample[None])[0].argmax() == test.targets[row["instance"]]
     assert pytest.approx(result["clean_accuracy"]) == 1 - sum(r["decided_by"] == "witness" for r in report.bounds) / 5
+
+
+def run_on_mesh(folder: str, parallel: dict[str, int], norm: int) -> list[dict[str, Any]]:
+    import os
+
+    from service.parallel import distributed
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    name = f"job_{next(iter(parallel)):x>20}"
+    ranked, report = context(DataLayout(Path(folder)), rank, world, job_id=name)
+    job.run(ball(norm, 4, parallel=parallel), ranked)
+    distributed.stop()
+    return list(report.bounds)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(("parallel", "norm"), [({"tp": 2}, 0), ({"tp": 2}, 1), ({"pp": 2}, 2)])
+def test_ranks_that_share_a_model_bound_balls_as_one_does_without_the_offsets(
+    trained: DataLayout, torchrun: Any, parallel: dict[str, int], norm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = torchrun(run_on_mesh, 2, folder=str(trained.root), parallel=parallel, norm=norm)
+    better, report = context(trained)
+    job.run(ball(norm, 4), better)
+    monkeypatch.setattr(NearLayers, "of", lambda network, box: NearLayers(network, {}))
+    alone, plain = context(trained)
+    job.run(ball(norm, 4), alone)
+    for row, expected, tight in zip(first, plain.bounds, report.bounds, strict=True):
+        size = max(map(abs, (*expected["lower"], *expected["upper"])))
+        # The first stage of several has the offsets of its own layers.
+        assert "pp" in parallel or row["lower"] == pytest.approx(expected["lower"], abs=2e-5 * size)
+        for three in zip(expected["lower"], row["lower"], tight["lower"], strict=True):
+            assert three[0] - 2e-5 * size <= three[1] <= three[2] + 2e-5 * size

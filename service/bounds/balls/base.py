@@ -42,6 +42,11 @@ class Ball(Interval, ABC):
     def size(self) -> Tensor:
         """Return the size of each instance's ball, ``(batch, 1)``."""
 
+    @property
+    @abstractmethod
+    def euclidean_size(self) -> Tensor:
+        """Return the largest Euclidean distance from the middle, ``(batch,)``, or more."""
+
     @abstractmethod
     def pulled(self, away: Tensor) -> Tensor:
         """Return differences from the middle ``(batch, entries)``, made small enough by the norm, none of them

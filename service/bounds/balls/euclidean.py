@@ -80,6 +80,10 @@ class EuclideanBall(Ball):
     def size(self) -> Tensor:
         return by_instance(self.distance)[:, :1]
 
+    @property
+    def euclidean_size(self) -> Tensor:
+        return self.size[:, 0]
+
 
 def is_cut(middle: Tensor, size: float, box: Interval) -> bool:
     """Return whether a float64 box is anywhere smaller than that of the distance ``size`` around its middle."""

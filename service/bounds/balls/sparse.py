@@ -35,6 +35,13 @@ class SparseBall(Ball):
     def size(self) -> Tensor:
         return torch.ones_like(self.slack.flatten(1)[:, :1])
 
+    @property
+    def euclidean_size(self) -> Tensor:
+        reach = torch.maximum(self.middle - self.lower, self.upper - self.middle).flatten(1)
+        squares = (reach**2).topk(self._count(reach), dim=1).values.sum(dim=1)
+        found: Tensor = squares.sqrt() + self.slack.flatten(1).norm(dim=1)
+        return found
+
     def nearest(self, values: Tensor) -> Tensor:
         # What the box leaves of a change decides whether the entry is among those that change.
         return super().nearest(torch.minimum(torch.maximum(values, self.lower), self.upper))

@@ -75,3 +75,7 @@ class TaxicabBall(Ball):
     @property
     def size(self) -> Tensor:
         return by_instance(self.distance)[:, :1]
+
+    @property
+    def euclidean_size(self) -> Tensor:
+        return self.size[:, 0]

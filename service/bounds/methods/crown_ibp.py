@@ -10,6 +10,7 @@ from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.ibp import inputs_of, propagate
 from service.bounds.methods.layers import Choose
 from service.bounds.methods.passes import Passes
+from service.bounds.near import NearLayers
 from service.bounds.network import Network
 from service.bounds.options import BoundOptions
 
@@ -19,7 +20,12 @@ def _bounded(network: Network, box: Interval, options: BoundOptions, choose: Cho
     if options.progress is not None:
         options.progress.start(network, ())
     inputs = inputs_of(network, intervals)
-    relaxations = {node.name: network.operator_of(node).relax_on(node, inputs[node.name]) for node in network.nonlinear}
+    near = NearLayers.of(network, box)
+    relaxations = {
+        node.name: near.relaxed(node, bounds, network.operator_of(node).relax_on(node, bounds))
+        for node in network.nonlinear
+        if (bounds := inputs[node.name])
+    }
     return LinearAnalysis(Pass(network, intervals, relaxations), inputs, options)
 
 

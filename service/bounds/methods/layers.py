@@ -22,6 +22,7 @@ from service.bounds.leaps import Leap, Tree, leap_over, trees_of
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.base import elements_of_row, parts_of_rows, passing_at_once
+from service.bounds.near import NearLayers
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.elementwise import Elementwise
@@ -109,6 +110,7 @@ def bound_layers(
         backward,
         intervals,
         relaxations,
+        NearLayers.of(network, box),
         settled,
         options,
         refine,
@@ -132,6 +134,7 @@ class PlainLayers(LayerArithmetic):
     backward: Pass
     intervals: dict[str, Interval]
     relaxations: dict[str, Relaxed]
+    near: NearLayers
     settled: dict[str, Tensor]
     options: BoundOptions
     refine: Refine
@@ -183,7 +186,8 @@ class PlainLayers(LayerArithmetic):
         return by_instance(self.network.interval(node, {node.inputs[0]: marked}).lower) > 0
 
     def relax(self, node: Node, bounds: Sequence[Interval]) -> None:
-        self.relaxations[node.name] = self.network.operator_of(node).relax_on(node, bounds)
+        relaxed = self.network.operator_of(node).relax_on(node, bounds)
+        self.relaxations[node.name] = self.near.relaxed(node, bounds, relaxed)
         tree = self.trees.get(node.name)
         if tree is not None and (leap := leap_over(self.network, tree, self.relaxations)) is not None:
             self.leaps[node.name] = leap

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import hypot
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
@@ -38,6 +39,11 @@ class Addition(Elementwise, LinearOperator):
 
     def _factors(self, node: Node) -> dict[str, float]:
         return {"self": 1.0, "other": self.sign * float(node.arguments.get("alpha", 1))}
+
+    def stretch(self, node: Node) -> float:
+        if any(shape != node.shape for shape in node.input_shapes):
+            return super().stretch(node)
+        return hypot(*(factor for name, factor in self._factors(node).items() if node.is_variable(name)))
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         remaining = iter(inputs)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from math import inf, prod
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from service.bounds.graph import Node
+from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated
 from service.bounds.linear.rows.patches import Pair, image_of
@@ -25,6 +26,7 @@ from service.bounds.operators.conversion import Converter
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
+from service.bounds.operators.stretches import LARGE, stretch_of_matrix
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxed, RigorousStep, Single
 
@@ -60,6 +62,12 @@ class Operator(ABC):
     def mixes(self, node: Node) -> bool:
         """Return whether an entry of the output depends on more than one entry of the inputs."""
         return self.always_mixes
+
+    def stretch(self, node: Node) -> float:
+        """Return a Lipschitz constant: the distance of two outputs is at most this times that of their inputs, all of
+        them as one vector, both Euclidean. Infinite where none is known.
+        """
+        return inf
 
     @abstractmethod
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
@@ -100,6 +108,18 @@ class LinearOperator(BackwardRules, Operator):
     """
 
     is_fresh: ClassVar[bool] = False
+
+    def stretch(self, node: Node) -> float:
+        """Return the largest singular value of the node's matrix, if that is small."""
+        entries = node.size * sum(map(prod, node.input_shapes))
+        return self._norm(node) if 0 < entries <= LARGE else inf
+
+    @torch.no_grad()
+    def _norm(self, node: Node) -> float:
+        (exact,) = Graph((node,)).to(torch.device("cpu"), torch.float64).nodes
+        rows = torch.eye(node.size, dtype=torch.float64).reshape(1, node.size, *node.shape)
+        parts = [each for each in self.backward(exact, rows, RankGroup()).coefficients if isinstance(each, Tensor)]
+        return stretch_of_matrix(torch.cat([each.reshape(node.size, -1) for each in parts], dim=1))
 
     @abstractmethod
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:

@@ -21,6 +21,7 @@ from service.bounds.operators.allowance import Roundings, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.linear import constant_only
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
+from service.bounds.operators.stretches import stretch_of_kernel
 from service.bounds.rank_group import RankGroup
 
 
@@ -43,6 +44,13 @@ class Convolution(LinearOperator):
             down * (patch[0] - 1) + apart * (kernel[0] - 1) + 1,
             across * (patch[1] - 1) + beside * (kernel[1] - 1) + 1,
         )
+
+    def stretch(self, node: Node) -> float:
+        stride, padding, dilation, transposed, _, groups = _geometry(node)
+        if transposed:
+            return super().stretch(node)
+        size = max(length + 2 * pad for length, pad in zip(node.input_shapes[0][1:], padding, strict=True))
+        return stretch_of_kernel(node.constant("weight"), stride, dilation, groups, size)
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         weight, bias = node.constant("weight"), node.arguments["bias"]

@@ -22,6 +22,7 @@ from service.bounds.operators.allowance import Roundings, repeats, widened_by_ma
 from service.bounds.operators.base import AccumulatingOperator
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.sharding import Cut, Layer, Whole
+from service.bounds.operators.stretches import stretch_of_matrix
 from service.bounds.rank_group import RankGroup
 
 
@@ -51,6 +52,10 @@ class AffineOperator(AccumulatingOperator):
     @abstractmethod
     def read(self, node: Node) -> Affine:
         """Return the constant matrix and bias of a node."""
+
+    def stretch(self, node: Node) -> float:
+        weight = self.read(node).weight
+        return stretch_of_matrix(weight) if weight.ndim == MATRIX else super().stretch(node)
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         layer = self.read(node)

@@ -50,6 +50,11 @@ class Multiple(Elementwise, LinearOperator):
         constant = operand(node, argument, like)
         return 1 / constant if self.inverse else constant
 
+    def stretch(self, node: Node) -> float:
+        if node.input_shapes != (node.shape,):
+            return super().stretch(node)
+        return float(self._factor(node, torch.empty(0, dtype=torch.float64)).abs().amax())
+
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         factor = self._factor(node, inputs[0].lower)
         ends = inputs[0].lower * factor, inputs[0].upper * factor

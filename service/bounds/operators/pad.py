@@ -21,6 +21,9 @@ class Pad(LinearOperator):
 
     overloads = ("aten.constant_pad_nd.default",)
 
+    def stretch(self, node: Node) -> float:
+        return 1.0
+
     def refusal(self, node: Node) -> str | None:
         beyond = len(node.arguments["pad"]) // 2 > len(node.shape)
         return "it pads the batch" if beyond else None

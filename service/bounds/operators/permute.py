@@ -25,6 +25,9 @@ class Permute(ExactOperator):
 
     overloads = ("aten.permute.default",)
 
+    def stretch(self, node: Node) -> float:
+        return 1.0
+
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end.permute(*_dimensions_of(node)))
 

@@ -26,6 +26,9 @@ class PiecewiseActivation(Activation):
     def pieces(self, node: Node) -> TwoPieces:
         """Return the function of a node."""
 
+    def stretch(self, node: Node) -> float:
+        return max(1.0, abs(self.pieces(node).slope))
+
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         slope = self.pieces(node).slope
         return inputs[0].map(lambda end: end.clamp(min=0) + slope * end.clamp(max=0) if slope else end.clamp(min=0))

@@ -37,6 +37,9 @@ class Reshape(ExactOperator):
 
     keeps_order = True
 
+    def stretch(self, node: Node) -> float:
+        return 1.0
+
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end.reshape(end.shape[0], *node.shape))
 

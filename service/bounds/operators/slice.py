@@ -21,6 +21,9 @@ class Slice(ExactOperator, AccumulatingOperator):
 
     overloads = ("aten.slice.Tensor",)
 
+    def stretch(self, node: Node) -> float:
+        return 1.0
+
     def refusal(self, node: Node) -> str | None:
         if dimension_of(node) == 0 and self._range(node, 2**63 - 1) != slice(0, 2**63 - 1, 1):
             return "it takes part of the batch"

@@ -19,6 +19,7 @@ from service.bounds.flat import by_instance
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
+from service.bounds.near import NearLayers, NearPieces, with_offsets
 from service.bounds.network import Network
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.split import Multipliers, PiecewiseSlopes, Places, Preactivations, Splits
@@ -76,9 +77,9 @@ class DomainBatch:
 
     ``number`` and ``splits`` ``(n, depth)`` are the splits over all ranks and this rank's, ``preactivation`` and
     ``held`` the numbers of the preactivations and the bounds of their entries; ``empty`` ``(n,)`` marks domains whose
-    splits contradict each other. ``bounds`` are by value, ``families`` by node; ``rows`` ``(n, rows, entries)``,
-    ``offsets`` and ``used`` ``(n, rows)`` those of the domains' disjuncts. A multiplier's step is in units of ``scale``
-    ``(n, depth)``.
+    splits contradict each other. ``bounds`` are by value, ``families`` by node, and so is ``near``, what a ball of
+    inputs adds to the relaxations; ``rows`` ``(n, rows, entries)``, ``offsets`` and ``used`` ``(n, rows)`` those of the
+    domains' disjuncts. A multiplier's step is in units of ``scale`` ``(n, depth)``.
     ``own`` ``(n, any)`` are entries whose values are added to the rows', with the sign as a factor.
     """
 
@@ -89,6 +90,7 @@ class DomainBatch:
     empty: Tensor
     bounds: Mapping[str, Interval]
     families: Mapping[str, Family]
+    near: Mapping[str, NearPieces]
     rows: Tensor
     offsets: Tensor
     used: Tensor
@@ -163,6 +165,7 @@ class DualObjective:
         root = self.shape_bounds(bounds)
         self.slope_parameters = _SlopeParameters(network, self.relaxed_nodes, root)
         self._common = self._drifting()
+        self._near = NearLayers.of(network, box)
         self._reach = self.preactivations.flattened(_largest(root))[0]
 
     def _index_neurons(self, device: torch.device) -> NeuronIndexing:
@@ -207,6 +210,7 @@ class DualObjective:
             empty=self.neuron_index.anywhere(self.empty(clipped)),
             bounds=bounds,
             families=self.slope_parameters.families(bounds),
+            near=self._near.pieces(self.relaxed_nodes, bounds),
             rows=rows,
             offsets=offsets,
             used=used,
@@ -227,9 +231,8 @@ class DualObjective:
 
     def margins(self, batch: DomainBatch, boxes: Interval, parameters: DualParameters) -> Tensor:
         """Return the margins ``(n,)`` that the parameters prove."""
-        relaxed = self.add_multipliers(
-            batch, self.slope_parameters.relaxations(batch.families, parameters.slopes), parameters.beta
-        )
+        chosen = self.slope_parameters.relaxations(batch.families, parameters.slopes)
+        relaxed = self.add_multipliers(batch, with_offsets(chosen, batch.near), parameters.beta)
         return self.backward_bound(batch, relaxed, boxes, parameters.weights)
 
     def add_multipliers(
