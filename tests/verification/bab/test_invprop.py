@@ -36,6 +36,7 @@ from service.verification.bab.activations import shared_bounds
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
+from service.verification.bab.activations.refinement_times import RefinementTimes
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.invprop import Invprop
 from service.verification.bab.model import ModelUnderVerification
@@ -245,7 +246,8 @@ class Looking(activations._ActivationSearch):
         self.pool, self.roots = waiting(-torch.ones(1), 1)
         self.model, one = model_named("relu", 0), torch.ones(3, dtype=torch.float64)
         self.domain_bounds = bounding_of(self.model, -one, one, torch.eye(2, dtype=torch.float64))
-        self.time, self.started, self.until = TimePlan(), time.monotonic() - 1000, inf
+        self.time, self.until = TimePlan(), inf
+        self.refinement = RefinementTimes(self.time, time.monotonic() - 1000, inf)
         self.counted = self.shared = Counted(relaxed)
 
     def _tighten(self, bounds: Interval) -> None: ...
@@ -262,7 +264,7 @@ def test_refinement_goes_on_while_it_makes_relaxations_exact(relaxed: list[int],
     search._refine_in_time()
     seconds = search.counted.seconds
     assert [each / seconds[0] for each in seconds] == pytest.approx(times)
-    assert search.refine_at >= time.monotonic()
+    assert not search.refinement.is_due(time.monotonic())
     assert next(search.counted.relaxed, None) is None
 
 
