@@ -14,8 +14,7 @@ def refined(ranks: int, seconds: float, fixed: float) -> list[float]:
     """Return when a search that open domains never leave refines, which takes as long as it took, and ``fixed``."""
     times, now, found = RefinementTimes(PLAN.divided(ranks), 100.0, 1100.0), 100.0, list[float]()
     while now < 100 + seconds:
-        times.note(100, now)
-        if times.is_due(now):
+        if now > times.due:
             found.append(now - 100)
             begun, now = now, now + (now - 100) + fixed
             times.end(begun, now)
@@ -43,19 +42,29 @@ def test_a_search_that_refined_much_later_than_planned_plans_from_then() -> None
     assert times.due == 120.0
 
 
-def test_a_search_that_is_about_to_end_does_not_refine() -> None:
+def noted(*seen: tuple[int, float]) -> RefinementTimes:
+    """Return the times of a search that had so many open domains after so many seconds."""
+    times = RefinementTimes(PLAN, 0.0, 1000.0)
+    for open_, seconds in seen:
+        times.note(open_, seconds)
+    return times
+
+
+def test_a_search_is_about_to_end_while_its_domains_go_as_fast_as_they_went() -> None:
     """At 1.1 s 50 of 100 domains went in half a second: the rest is looked at again when it should have gone."""
-    times = RefinementTimes(PLAN, 0.0, 1000.0)
-    for now, open_ in ((0.6, 100), (1.1, 50)):
-        times.note(open_, now)
-    assert not times.is_due(1.1)
-    assert times.due == pytest.approx(1.6)
-    times.note(49, 1.7)
-    assert times.is_due(1.7), "one domain of 50 in 0.6 s: the forecast did not come true"
+    times = noted((100, 0.6), (50, 1.1))
+    assert times.is_about_to_end(50, 1.1)
+    assert times.is_about_to_end(49, 1.5)
+    assert not times.is_about_to_end(49, 1.7), "one domain in 0.6 s: the forecast did not come true"
 
 
-def test_a_search_whose_domains_become_fewer_slowly_refines() -> None:
-    times = RefinementTimes(PLAN, 0.0, 1000.0)
-    for now, open_ in ((0.6, 100), (1.1, 90)):
-        times.note(open_, now)
-    assert times.is_due(1.1)
+@pytest.mark.parametrize("seen", [[(100, 0.6), (90, 1.1)], [(50, 0.6), (100, 1.1)]], ids=["slowly fewer", "more"])
+def test_a_search_is_not_about_to_end(seen: list[tuple[int, float]]) -> None:
+    assert not noted(*seen).is_about_to_end(*seen[-1])
+
+
+def test_what_was_open_before_refinement_says_nothing_of_the_end() -> None:
+    times = noted((1000, 0.6))
+    times.end(begun=1.0, now=2.0)
+    times.note(1, 2.0)
+    assert not times.is_about_to_end(1, 2.0)

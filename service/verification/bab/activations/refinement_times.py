@@ -23,35 +23,33 @@ class RefinementTimes:
     deadline: float
     due: float = field(init=False)
     _planned: float = field(init=False)
-    _open: int = field(default=0, init=False)
-    _most: int = field(default=0, init=False)
-    _most_at: float = field(init=False)
+    _most: tuple[int, float] = field(default=(0, 0.0), init=False)
+    _over_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self.due, self._most_at = self.plan.first_refinement(self.started, self.deadline), self.started
+        self.due = self.plan.first_refinement(self.started, self.deadline)
         self._planned = self.due - self.started
 
-    def note(self, open_: int, now: float) -> None:
-        """Note how many domains of all ranks are open."""
-        self._open = open_
-        if open_ >= self._most:
-            self._most, self._most_at = open_, now
-
-    def is_due(self, now: float) -> bool:
-        """Return whether to refine now."""
-        if now <= self.due:
-            return False
-        fewer = self._most - self._open
-        left = self._open * (now - self._most_at) / fewer if fewer > 0 else inf
-        if left >= now - self.started:
-            return True
-        # The forecast is judged by what happens until then.
-        self.due, self._most, self._most_at = now + left, self._open, now
-        return False
-
     def end(self, begun: float, now: float) -> None:
-        """Note a refinement from ``begun`` to ``now``; the domains that are open now may be others than before."""
+        """Note a refinement from ``begun`` to ``now``, after which other domains may be open."""
         spacing, after = self.plan.spacing, begun - self.started
         self._planned = spacing * (self._planned if after <= spacing / 2 * self._planned else after)
         self.due = max(self.started + self._planned, now + self.plan.splitting * (now - begun))
-        self._most, self._most_at = 0, now
+        self._most, self._over_at = (0, 0.0), 0.0
+
+    def note(self, open_: int, seconds: float) -> None:
+        """Note how many domains are open after ``seconds`` of the search: equal numbers on all of its ranks."""
+        if open_ >= self._most[0]:
+            self._most = open_, seconds
+
+    def is_about_to_end(self, open_: int, seconds: float) -> bool:
+        """Return whether the search will be over before refinement would be, so far as was noted."""
+        if seconds < self._over_at:
+            return True
+        most, at = self._most
+        left = open_ * (seconds - at) / (most - open_) if open_ < most else inf
+        if left >= seconds:
+            return False
+        # What happens until then is judged by itself: domains that become fewer no more must not put it off for ever.
+        self._most, self._over_at = (open_, seconds), seconds + left
+        return True

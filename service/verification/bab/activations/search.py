@@ -125,7 +125,7 @@ class _ActivationSearch:
             state = search_group.synchronise(self._status(transfer.width), counterexample, device)
             everyone = state.all
             self._report(everyone)
-            self.refinement.note(everyone.open, time.monotonic())
+            self.refinement.note(everyone.open, everyone.seconds)
             if state.counterexample is not None:
                 self.splits.mark(state.counterexample)
                 return SearchResult(Verdict.FALSIFIED, state.counterexample, everyone.domains, self.bound)
@@ -139,7 +139,7 @@ class _ActivationSearch:
             for rows in search_group.rebalance(state, transfer, device):
                 self._if_memory_allows(partial(transfer.receive, rows), losing=DOMAINS)
                 self.in_transit -= len(rows)
-            if everyone.is_slow and self.model.engine.refines:
+            if self._shall_refine(everyone):
                 self._if_shared_memory_allows(self._refine_in_time)
             counterexample = self._round() if len(self.pool) else None
 
@@ -150,12 +150,17 @@ class _ActivationSearch:
             min(self.pool.bound, self.least_stuck, self.least_proved),
             stuck=self.least_stuck < inf or self.is_over,
             late=self.model.engine.late(self.until) or self.is_over,
-            is_slow=self.refinement.is_due(time.monotonic()),
+            is_slow=time.monotonic() > self.refinement.due,
             width=width,
             is_over=self.is_over,
             round=self.round,
             in_transit=self.in_transit,
+            seconds=time.monotonic() - self.refinement.started,
         )
+
+    def _shall_refine(self, everyone: SearchStatus) -> bool:
+        is_due = everyone.is_slow and self.model.engine.refines
+        return is_due and not self.refinement.is_about_to_end(everyone.open, everyone.seconds)
 
     def _round(self) -> Counterexample | None:
         started = time.monotonic()
