@@ -40,6 +40,7 @@ from service.verification.bab.activations.refinement_times import RefinementTime
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.invprop import Invprop
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.search_group import SearchStatus
 from service.verification.bab.settings import InvpropSettings, PoolSettings, SearchSettings
 from service.verification.bab.time_plan import TimePlan
 from service.verification.verdict import Verdict
@@ -266,6 +267,16 @@ def test_refinement_goes_on_while_it_makes_relaxations_exact(relaxed: list[int],
     assert [each / seconds[0] for each in seconds] == pytest.approx(times)
     assert search.refinement.due > time.monotonic()
     assert next(search.counted.relaxed, None) is None
+
+
+def test_a_search_that_is_about_to_end_refines_nothing() -> None:
+    """At 1,000 s refinement is long due; of a hundred domains one is left after the last second."""
+    search = Looking([])
+    search.refinement.note(100, 999.0)
+    slow = SearchStatus(open=100, seconds=1000.0, is_slow=True)
+    assert search._shall_refine(slow)
+    assert not search._shall_refine(replace(slow, open=1))
+    assert not search._shall_refine(replace(slow, is_slow=False))
 
 
 def waiting(
