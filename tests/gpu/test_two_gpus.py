@@ -55,7 +55,7 @@ def test_bounds_of_a_mesh_are_those_of_one_gpu(
 
 def begun(service: Service, spec: dict[str, Any]) -> str:
     """Submit a job without an end and return its id once it has made steps."""
-    job = service.submit(spec)["id"]
+    job = str(service.submit(spec)["id"])
     seen = service.wait(job, lambda seen: bool((seen["progress"] or {}).get("done")) or seen["state"] in TERMINAL)
     assert seen["state"] == "running", seen["error"]
     return job
