@@ -2,14 +2,15 @@
 
 The same instance is decided by the first rank alone, while the others wait, and then by all ranks together. It asks
 whether the output of a random ReLU network exceeds a limit, which lies between the largest output that an ascent
-reaches and CROWN's bound: the share ``--above`` says where, and thereby how many domains a proof takes.
+reaches and CROWN's bound: the share ``--above`` says where, and thereby how many domains a proof takes. Several shares
+and seeds are searched one after the other; one process alone shows which of them take long enough to be worth ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,11 @@ from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
 from service.verification.engine import NetworkEngine
 
 STARTS, ASCENT = 256, 100
-COLUMNS = "| search | ranks | verdict | decided by | seconds | domains | domains/s | seconds: × | domains/s: × |"
+COLUMNS = (
+    "| search | ranks | verdict | decided by | seconds | domains | domains/s | seconds: × | domains: × | domains/s: × |"
+)
+WARM_SECONDS = 3.0
+"""A first, short decision loads kernels and sets up collectives."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +43,9 @@ class Problem:
     query: Query
 
     @classmethod
-    def of(cls, given: argparse.Namespace, device: torch.device) -> Problem:
+    def of(cls, given: argparse.Namespace, seed: int, above: float, device: torch.device) -> Problem:
         widths = [given.inputs, *[given.width] * given.depth, 1]
-        module = _random_net(widths, given.seed).to(device).eval().requires_grad_(False)
+        module = _random_net(widths, seed).to(device).eval().requires_grad_(False)
         network = prepare(module, (given.inputs,))
         box = Interval(
             torch.full((1, given.inputs), -given.radius, device=device),
@@ -48,10 +53,10 @@ class Problem:
         )
         reached = _ascend(module, box)
         bound = CROWN(network, box, BoundOptions()).lower_bounds(-torch.ones(1, 1, 1, device=device))
-        limit = reached + given.above * (-float(bound) - reached)
+        limit = reached + above * (-float(bound) - reached)
         ends = (-given.radius,) * given.inputs, (given.radius,) * given.inputs
         query = Query(given.inputs, 1, (Disjunct(*ends, (Halfspace(((0, -1.0),), -limit),)),))
-        in_double = _random_net(widths, given.seed).to(device).double().eval().requires_grad_(False)
+        in_double = _random_net(widths, seed).to(device).double().eval().requires_grad_(False)
         engine = NetworkEngine(network, device=device)
         return cls(ModelUnderVerification(module, engine, in_double, None, torch.float32), query)
 
@@ -80,34 +85,39 @@ def _ascend(module: nn.Module, box: Interval) -> float:
 
 
 def measure_search(mesh: Mesh, device: torch.device, given: argparse.Namespace) -> None:
-    """Print a line for the search by one rank and one by all, with the ratios between them."""
-    problem = Problem.of(given, device)
+    """Print a line for each search by one rank and by all, with the ratios between them."""
     if mesh.rank == 0:
         print(COLUMNS + "\n" + "|---" * (COLUMNS.count("|") - 1) + "|", flush=True)
-    alone = _decide(problem, SINGLE_RANK, given.limit, device) if mesh.rank == 0 else None
-    if dist.is_initialized():
+    cases = list(product(given.seed, given.above))
+    _compare(mesh, device, Problem.of(given, *cases[0], device), min(WARM_SECONDS, given.limit))
+    for seed, above in cases:
+        found = _compare(mesh, device, Problem.of(given, seed, above, device), given.limit)
+        network = f"{given.inputs}-{given.depth}x{given.width}, seed {seed}, above {above:g}"
+        for ranks, each in zip((1, mesh.dp.size), found, strict=False):
+            print(_line(network, ranks, each, found[0]), flush=True)
+
+
+def _compare(mesh: Mesh, device: torch.device, problem: Problem, limit: float) -> list[Decision]:
+    """Decide by one rank, and then by all if there are several; return the decisions on the first rank."""
+    found = [_decide(problem, SINGLE_RANK, limit, device)] if mesh.rank == 0 else []
+    if mesh.dp.size > 1:
         dist.barrier()
-    together = _decide(problem, SearchGroup(mesh.dp), given.limit, device) if mesh.dp.size > 1 else None
-    if alone is not None:
-        print(_line(given, 1, alone, alone), flush=True)
-    if alone is not None and together is not None:
-        print(_line(given, mesh.dp.size, together, alone), flush=True)
+        together = _decide(problem, SearchGroup(mesh.dp), limit, device)
+        found += [together] if mesh.rank == 0 else []
+    return found
 
 
 def _decide(problem: Problem, group: SearchGroup, limit: float, device: torch.device) -> Decision:
-    """Decide by a group of ranks; a first, short decision loads kernels and sets up collectives."""
-    model = replace(problem.model, search_group=group)
-    decide(model, problem.query, CROWN, min(3.0, limit / 10))
-    found = decide(model, problem.query, CROWN, limit)
+    found = decide(replace(problem.model, search_group=group), problem.query, CROWN, limit)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return found
 
 
-def _line(given: argparse.Namespace, ranks: int, found: Decision, alone: Decision) -> str:
+def _line(network: str, ranks: int, found: Decision, alone: Decision) -> str:
     rate, base = found.domains / found.seconds, alone.domains / alone.seconds
-    network = f"{given.inputs}-{given.depth}x{given.width}, above {given.above:g}"
     return (
         f"| {network} | {ranks} | {found.verdict.value} | {found.technique.value} | {found.seconds:.1f} "
-        f"| {found.domains:,} | {rate:,.0f} | {alone.seconds / found.seconds:.2f} | {rate / base:.2f} |"
+        f"| {found.domains:,} | {rate:,.0f} | {alone.seconds / found.seconds:.2f} "
+        f"| {found.domains / alone.domains:.2f} | {rate / base:.2f} |"
     )

@@ -2,17 +2,20 @@
 
     torchrun --nproc-per-node P benchmarks/verify_mesh.py [--device cuda] [--cases mlp transformer] [--small]
         [--dim 3072] [--layers 1] [--tokens 4] [--batch 1]
+    torchrun --nproc-per-node P benchmarks/verify_mesh.py --cases too-wide [--gib 160] [--repeats 2]
     torchrun --nproc-per-node P benchmarks/verify_mesh.py --cases search [--inputs 100] [--width 64] [--depth 4]
-        [--radius 0.1] [--above 0.3] [--seed 0] [--limit 500]
+        [--radius 0.1] [--above 0.3 ...] [--seed 0 ...] [--limit 500]
 
 Weights are the same on any number of ranks, so the printed mean width must not change; all output bounds, both
-sides, by CROWN with its own bounds before every non-linear operator. ``search`` decides one instance on one rank and
-then on all of them, in the same call (``mesh_search.py``).
+sides, by CROWN with its own bounds before every non-linear operator. Each rank draws its own part of the weights on its
+device, so that ``too-wide`` needs no more of the host. ``search`` decides each instance on one rank and then on all of
+them, in the same call; without ``torchrun`` only on one (``mesh_search.py``).
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +28,7 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
+from service.bounds.rank_group import RankGroup
 from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.families.mlp import MlpConfig
 from service.jobs.spec.families.transformer import TransformerConfig
@@ -58,8 +62,9 @@ def transformer(mesh: Mesh, device: torch.device, given: argparse.Namespace) -> 
 
 
 def too_wide(mesh: Mesh, device: torch.device, given: argparse.Namespace) -> Made:
-    """One hidden layer of 160 GiB of weights, which two devices hold and one does not."""
-    narrow, wide = (64, 2**15) if given.small else (2**13, 5 * 2**20)
+    """One hidden layer of ``--gib`` GiB of weights, 160 of which two devices hold and one does not."""
+    narrow = 2**13
+    wide = round(given.gib * 2**28 / narrow)
     config = MlpConfig(in_features=narrow, hidden=(wide,), out_features=16)
     return build(config, mesh, device=device), (narrow,), 1e-4
 
@@ -89,15 +94,22 @@ def measure(name: str, mesh: Mesh, device: torch.device, given: argparse.Namespa
             torch.cuda.reset_peak_memory_stats(device)
         found, spent = _timed(lambda: METHODS["crown"](network, box, options).lower_bounds(rows), device)
         seconds += [spent] if repeat else []
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     weights = sum(each.numel() * each.element_size() for each in map(local, module.parameters()))
+    peaks = RankGroup(mesh.tp).gather(torch.tensor([_peak_bytes(device) // 2**20], device=device), 0).tolist()
     if mesh.tp.rank == 0:
         lower, negated = found.chunk(2, dim=1)
         print(
             f"| {name} | {mesh.tp.size} | {(-negated - lower).double().mean():.6g} | {statistics.median(seconds):.4g} "
-            f"| {peak / 2**20:.0f} | {weights / 2**20:.0f} |",
+            f"| {', '.join(map(str, peaks))} | {weights / 2**20:.0f} |",
             flush=True,
         )
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Return the most memory of the device that was in use; on a CPU, of the whole process since it began."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @torch.no_grad()
@@ -113,7 +125,7 @@ def _timed(bound: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, f
 
 def _measure_bounds(names: list[str], mesh: Mesh, device: torch.device, given: argparse.Namespace) -> None:
     if mesh.tp.rank == 0:
-        print("| network | tp | mean width | seconds | peak MiB of rank 0 | weights MiB |")
+        print("| network | tp | mean width | seconds | peak MiB of each rank | weights MiB of one |")
         print("|---" * 6 + "|", flush=True)
     for name in names:
         measure(name, mesh, device, given)
@@ -127,12 +139,15 @@ def main() -> None:
     for name, default in (("--dim", 3072), ("--layers", 1), ("--tokens", 4)):
         parser.add_argument(name, type=int, default=default, help="of the transformer")
     parser.add_argument("--batch", type=int, default=1, help="boxes together")
+    parser.add_argument("--gib", type=float, default=160, help="of the weights of too-wide, over all ranks")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--elements", type=int, default=2**28, help="of one coefficient tensor, over all ranks")
-    for name, default in (("--inputs", 100), ("--width", 64), ("--depth", 4), ("--seed", 0)):
+    for name, default in (("--inputs", 100), ("--width", 64), ("--depth", 4)):
         parser.add_argument(name, type=int, default=default, help="of the network that is searched")
     parser.add_argument("--radius", type=float, default=0.1, help="of the box that is searched")
-    parser.add_argument("--above", type=float, default=0.3, help="where the limit is: 0 reached, 1 proved by CROWN")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of each network that is searched")
+    above = "where each search's limit is: 0 reached, 1 proved by CROWN"
+    parser.add_argument("--above", type=float, nargs="+", default=[0.3], help=above)
     parser.add_argument("--limit", type=float, default=500, help="seconds of a search; ranks that wait give up at 600")
     given = parser.parse_args()
     torch.set_float32_matmul_precision("highest")

@@ -33,7 +33,8 @@ class SearchStatus:
     ``stuck`` says that a domain was given up, ``late`` that the time is over, ``is_slow`` that the search takes
     long. ``width`` is the number of numbers of a domain in transfer; ``is_over`` says that more time would
     change nothing. A round takes up to ``round`` domains. ``in_transit`` are the domains that a rank handed over, less
-    those that it got: over all ranks, those that are nowhere, which count as open.
+    those that it got: over all ranks, those that are nowhere, which count as open. ``seconds`` have gone by, on some
+    rank.
     """
 
     open: int = 0
@@ -46,6 +47,7 @@ class SearchStatus:
     is_over: bool = False
     round: int = 1
     in_transit: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,13 @@ class SearchGroup:
         if self.axis.size == 1:
             return GroupState(status, counterexample)
         numbers = [float(getattr(status, each.name)) for each in fields(SearchStatus)]
-        opens, domains, bounds, stuck, late, is_slow, widths, over, rounds, transits = self._gather_numbers(
+        opens, domains, bounds, stuck, late, is_slow, widths, over, rounds, transits, seconds = self._gather_numbers(
             numbers, device
         ).T.tolist()
         width, flags = int(max(widths)), (any(stuck), any(late), any(is_slow))
+        open_, round_ = int(sum(opens) + sum(transits)), int(sum(rounds))
         everyone = SearchStatus(
-            int(sum(opens) + sum(transits)), int(sum(domains)), min(bounds), *flags, width, any(over), int(sum(rounds))
+            open_, int(sum(domains)), min(bounds), *flags, width, any(over), round_, seconds=max(seconds)
         )
         most = self.most_moved // max(1, width)
         moves = plan_moves([int(count) for count in opens], [int(count) for count in rounds], most)

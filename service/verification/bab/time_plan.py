@@ -10,7 +10,7 @@ The limit itself is the job's ``budget.seconds``, or that of the instance's arch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class TimePlan:
     left for it.
 
     Intermediate bounds: a search over activations that is not over after ``quick_seconds``, or the share
-    ``quick_share`` of its time, tightens the bounds that all its domains share, and again whenever it has taken twice
-    as long. The first time optimises relaxations and splits nothing: it may take the share ``optimising`` of the
-    remaining time. Each layer may use the share ``optimised_layer`` of the remainder; one iteration is assumed to cost
-    ``passes_per_iteration`` passes without a gradient. Later times, by branch and bound and by INVPROP, each may take
-    the share ``refining``, and no more than went by, but INVPROP always ``quick_seconds``. Several ranks that search
-    together do what one does in ``quick_seconds`` in a part of them, and so is everything that follows. Where the share
-    ``worthwhile`` of the relaxations was no longer needed, the next time follows at once and is ``lengthening`` times
-    as long.
+    ``quick_share`` of its time, tightens the bounds that all its domains share, and again ``spacing`` times as long
+    after its start, but splits domains for the share ``splitting`` of what that took. The first time optimises
+    relaxations and splits nothing: it may take the share ``optimising`` of the remaining time. Each layer may use the
+    share ``optimised_layer`` of the remainder; one iteration is assumed to cost ``passes_per_iteration`` passes without
+    a gradient. Later times, by branch and bound and by INVPROP, each may take the share ``refining``, and no more than
+    went by, but INVPROP always ``quick_seconds``. Where the share ``worthwhile`` of the relaxations was no longer
+    needed, the next time follows at once and is ``lengthening`` times as long. Several ranks that search together do
+    what one does in ``quick_seconds`` in a part of them, and so is everything that follows: see :meth:`divided`.
 
     Linear programs: a round solves them for ``program_seconds``, whose end other domains wait for.
     """
@@ -58,6 +58,8 @@ class TimePlan:
     refining: float = 0.5
     worthwhile: float = 0.25
     lengthening: float = 2
+    spacing: float = 4
+    splitting: float = 0.5
     program_seconds: float = 1.0
 
     def exact_deadline(self, started: float, limit: float) -> float:
@@ -80,13 +82,13 @@ class TimePlan:
         """Return the moment after which a root that CROWN bounded in ``crown_seconds`` is no longer optimised."""
         return deadline - self.optimised_root_cost * crown_seconds
 
-    def first_refinement(self, now: float, deadline: float, ranks: int = 1) -> float:
-        """Return when a search of ``ranks`` that starts ``now`` first tightens its intermediate bounds."""
-        return now + min(self.quick_seconds / ranks, self.quick_share * (deadline - now))
+    def divided(self, ranks: int) -> TimePlan:
+        """Return the plan of a search by so many ranks, which do in a part of the seconds what one does in all."""
+        return replace(self, quick_seconds=self.quick_seconds / ranks, quick_share=self.quick_share / ranks)
 
-    def next_refinement(self, started: float, now: float) -> float:
-        """Return when a search that has just tightened its intermediate bounds does so again."""
-        return now + (now - started)
+    def first_refinement(self, now: float, deadline: float) -> float:
+        """Return when a search that starts ``now`` first tightens its intermediate bounds."""
+        return now + min(self.quick_seconds, self.quick_share * (deadline - now))
 
     def refinement_deadline(self, now: float, deadline: float, seconds: float) -> float:
         """Return when branch and bound for intermediate bounds must be over in a search that took ``seconds``."""

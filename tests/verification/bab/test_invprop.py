@@ -36,9 +36,11 @@ from service.verification.bab.activations import shared_bounds
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
+from service.verification.bab.activations.refinement_times import RefinementTimes
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.invprop import Invprop
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.search_group import SearchStatus
 from service.verification.bab.settings import InvpropSettings, PoolSettings, SearchSettings
 from service.verification.bab.time_plan import TimePlan
 from service.verification.verdict import Verdict
@@ -245,7 +247,8 @@ class Looking(activations._ActivationSearch):
         self.pool, self.roots = waiting(-torch.ones(1), 1)
         self.model, one = model_named("relu", 0), torch.ones(3, dtype=torch.float64)
         self.domain_bounds = bounding_of(self.model, -one, one, torch.eye(2, dtype=torch.float64))
-        self.time, self.started, self.until = TimePlan(), time.monotonic() - 1000, inf
+        self.time, self.until = TimePlan(), inf
+        self.refinement = RefinementTimes(self.time, time.monotonic() - 1000, inf)
         self.counted = self.shared = Counted(relaxed)
 
     def _tighten(self, bounds: Interval) -> None: ...
@@ -262,8 +265,18 @@ def test_refinement_goes_on_while_it_makes_relaxations_exact(relaxed: list[int],
     search._refine_in_time()
     seconds = search.counted.seconds
     assert [each / seconds[0] for each in seconds] == pytest.approx(times)
-    assert search.refine_at >= time.monotonic()
+    assert search.refinement.due > time.monotonic()
     assert next(search.counted.relaxed, None) is None
+
+
+def test_a_search_that_is_about_to_end_refines_nothing() -> None:
+    """At 1,000 s refinement is long due; of a hundred domains one is left after the last second."""
+    search = Looking([])
+    search.refinement.note(100, 999.0)
+    slow = SearchStatus(open=100, seconds=1000.0, is_slow=True)
+    assert search._shall_refine(slow)
+    assert not search._shall_refine(replace(slow, open=1))
+    assert not search._shall_refine(replace(slow, is_slow=False))
 
 
 def waiting(

@@ -70,9 +70,9 @@ class OtherRank:
 def test_domains_on_their_way_count_as_open(arrived: int) -> None:
     """Three were handed over: a search that forgot those that never arrived would prove what is false."""
     group = SearchGroup(Axis(2, 0, "pair"))
-    vars(group)["_ranks"] = OtherRank(SearchStatus(open=0, domains=5, bound=0.5, in_transit=-arrived))
-    state = group.synchronise(SearchStatus(open=0, domains=7, bound=0.25, in_transit=3), None, CPU)
-    assert (state.all.open, state.all.domains, state.all.bound) == (3 - arrived, 12, 0.25)
+    vars(group)["_ranks"] = OtherRank(SearchStatus(open=0, domains=5, bound=0.5, in_transit=-arrived, seconds=9.5))
+    state = group.synchronise(SearchStatus(open=0, domains=7, bound=0.25, in_transit=3, seconds=9.0), None, CPU)
+    assert (state.all.open, state.all.domains, state.all.bound, state.all.seconds) == (3 - arrived, 12, 0.25, 9.5)
 
 
 def test_a_group_of_one_rank_waits_for_nobody() -> None:

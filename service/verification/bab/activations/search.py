@@ -29,6 +29,7 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
 from service.verification.bab.activations.intermediate_bounds import RootBounds, bound_root
 from service.verification.bab.activations.recorded_splits import RecordedSplits
+from service.verification.bab.activations.refinement_times import RefinementTimes
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
@@ -75,7 +76,8 @@ class _ActivationSearch:
         root: RootBounds,
     ) -> None:
         self.model, self.specification, self.deadline, self.listener = model, specification, deadline, listener
-        self.time, self.settings = model.settings.time, model.settings.activations
+        self.time = model.settings.time.divided(model.search_group.axis.size)
+        self.settings = model.settings.activations
         settings = self.settings
         objective = dual_objective(model.engine, root.box, root.bounds, root.specification_rows)
         self.domain_bounds = DomainBounds(objective, model.memory, settings.domain_bounds)
@@ -95,15 +97,14 @@ class _ActivationSearch:
             each.within(model.options, deadline) for each in (settings.from_scratch, settings.warm_start)
         )
         self.has_begun, self.until = False, deadline
-        self.started = now = time.monotonic()
-        self.refine_at = self.time.first_refinement(now, deadline, model.search_group.axis.size)
+        self.refinement = RefinementTimes(self.time, time.monotonic(), deadline)
         self.round, self.in_transit = settings.largest_batch, 0
         self.shared = SharedBounds(model, self.domain_bounds, root.specification_rows, root.bounds, deadline)
 
     def _begin(self) -> None:
         self.has_begun = True
         # Tighter intermediate bounds, and then other roots, are worth more than many iterations of these.
-        first = replace(self.from_scratch, doubts_after=self.refine_at if self.model.engine.refines else inf)
+        first = replace(self.from_scratch, doubts_after=self.refinement.due if self.model.engine.refines else inf)
         self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, first), losing=ROOTS)
         self._if_memory_allows(lambda: self.domain_bounds.calibrate(self.roots))
         # Every rank has bounded the roots, but one alone starts from them: the others get domains by exchange.
@@ -124,6 +125,7 @@ class _ActivationSearch:
             state = search_group.synchronise(self._status(transfer.width), counterexample, device)
             everyone = state.all
             self._report(everyone)
+            self.refinement.note(everyone.open, everyone.seconds)
             if state.counterexample is not None:
                 self.splits.mark(state.counterexample)
                 return SearchResult(Verdict.FALSIFIED, state.counterexample, everyone.domains, self.bound)
@@ -137,7 +139,7 @@ class _ActivationSearch:
             for rows in search_group.rebalance(state, transfer, device):
                 self._if_memory_allows(partial(transfer.receive, rows), losing=DOMAINS)
                 self.in_transit -= len(rows)
-            if everyone.is_slow and self.model.engine.refines:
+            if self._shall_refine(everyone):
                 self._if_shared_memory_allows(self._refine_in_time)
             counterexample = self._round() if len(self.pool) else None
 
@@ -148,12 +150,17 @@ class _ActivationSearch:
             min(self.pool.bound, self.least_stuck, self.least_proved),
             stuck=self.least_stuck < inf or self.is_over,
             late=self.model.engine.late(self.until) or self.is_over,
-            is_slow=time.monotonic() > self.refine_at,
+            is_slow=time.monotonic() > self.refinement.due,
             width=width,
             is_over=self.is_over,
             round=self.round,
             in_transit=self.in_transit,
+            seconds=time.monotonic() - self.refinement.started,
         )
+
+    def _shall_refine(self, everyone: SearchStatus) -> bool:
+        is_due = everyone.is_slow and self.model.engine.refines
+        return is_due and not self.refinement.is_about_to_end(everyone.open, everyone.seconds)
 
     def _round(self) -> Counterexample | None:
         started = time.monotonic()
@@ -216,10 +223,11 @@ class _ActivationSearch:
 
     def _refine_in_time(self) -> None:
         """Tighten what all domains share. All ranks of the search do so together, step by step."""
-        seconds = time.monotonic() - self.started
+        begun = time.monotonic()
+        seconds = begun - self.refinement.started
         while len(self._open_disjuncts()) and self._refine(seconds):
             seconds *= self.time.lengthening
-        self.refine_at = self.time.next_refinement(self.started, time.monotonic())
+        self.refinement.end(begun, time.monotonic())
 
     def _refine(self, seconds: float) -> bool:
         """Refine for ``seconds``; return whether to spend twice that on more refinement rather than on splits."""
