@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from service.bounds.progress import OutOfTimeError
 from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, Technique
 from service.verification.bab.time_plan import TimePlan
 from service.verification.verdict import Verdict
@@ -77,7 +78,10 @@ class Turns:
     def _turn(self, course: Course, seconds: float) -> bool:
         """Give a search its turn; return whether it decided."""
         before, deadline = course.latest, min(self.end, time.monotonic() + seconds)
-        found = self.guarded(lambda: course.run(deadline, self.end, self._listening(course)))
+        try:
+            found = self.guarded(lambda: course.run(deadline, self.end, self._listening(course)))
+        except OutOfTimeError:  # the end of all turns
+            return False
         # A turn that runs out of memory reports nothing, and takes nothing back from what was proved before.
         course.latest = replace(found, bound=max(before.bound, found.bound), domains=max(before.domains, found.domains))
         return found.verdict is not Verdict.UNKNOWN
@@ -96,4 +100,6 @@ class Turns:
         found = [each.latest for each in self.courses]
         shortage = next((each.shortage for each in found if each.shortage is not None), None)
         domains, bound = sum(each.domains for each in found), max(each.bound for each in found)
-        return replace(course.latest, domains=domains, bound=bound, shortage=shortage)
+        # A search that has had no result was still about the bounds of the whole box.
+        is_hurried = any(each.is_hurried or (each is OPEN and each is course.latest) for each in found)
+        return replace(course.latest, domains=domains, bound=bound, shortage=shortage, is_hurried=is_hurried)
