@@ -15,7 +15,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -42,6 +42,7 @@ NETWORKS: dict[str, ConvnetConfig | MlpConfig] = {
 DIGITS = {"source": "digits"}
 NEAR = 0.1
 """How far the training moves samples against the network, which leaves questions that are hard and have an answer."""
+Device = Literal["cpu", "cuda"]
 METHODS = "crown", "alpha-crown", "beta-crown"
 
 
@@ -70,7 +71,7 @@ def train(data: DataLayout, name: str, steps: int = 200) -> str:
             moved = x.detach() + NEAR / 2 * slope.sign()
             x = moved.clamp(batch.inputs - NEAR, batch.inputs + NEAR).clamp(0, 1).requires_grad_()
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), batch.targets).backward()
+        nn.functional.cross_entropy(model(x), batch.targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     trained = f"job_{sorted(NETWORKS).index(name):020}"
     folder = data.job(trained).artifacts
@@ -81,7 +82,7 @@ def train(data: DataLayout, name: str, steps: int = 200) -> str:
     return trained
 
 
-def verify(data: DataLayout, trained: str, case: Case, method: str, device: str) -> list[dict[str, Any]]:
+def verify(data: DataLayout, trained: str, case: Case, method: str, device: Device) -> list[dict[str, Any]]:
     """Return the rows of a job."""
     asked = {"data": DIGITS, "count": case.count, "eps": case.eps, "clip": "data"}
     given = {"model": {"job": trained}, "property": {"robustness": asked}, "method": method, "device": device}
@@ -92,7 +93,7 @@ def verify(data: DataLayout, trained: str, case: Case, method: str, device: str)
     return sorted(report.bounds, key=lambda row: int(row["instance"]))
 
 
-def compare(data: DataLayout, trained: str, case: Case, device: str) -> set[int]:
+def compare(data: DataLayout, trained: str, case: Case, device: Device) -> set[int]:
     """Print a line for each method; return the samples that alpha-crown alone proves."""
     proved: dict[str, set[int]] = {}
     for method in METHODS:
@@ -116,7 +117,7 @@ def main() -> int:
     parser.add_argument("--seconds", nargs="*", type=float, default=[10.0])
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--eps", nargs="*", type=float, default=[0.05])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", choices=get_args(Device))
     given = parser.parse_args()
     print("| network | eps | seconds | method | proved | falsified | samples | wall s | longest row s |")
     print("|---" * 9 + "|")
