@@ -115,6 +115,23 @@ def test_small_networks_are_decided_next_to_their_exact_minimum(seed: int, above
     assert above < 0 or violates(model_from(module, 2), asked, found)
 
 
+class Cancelling(nn.Module):
+    """``x·y``, as a product whose linear terms other terms cancel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = (x[:, :1] + 1) * (x[:, 1:] + 1) - x[:, :1] - x[:, 1:] - 1
+        return found
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_terms_that_cancel_the_slopes_of_a_product_cost_a_plane_nothing(sign: float) -> None:
+    box = Interval(torch.full((1, 2), -0.1).double(), torch.full((1, 2), 0.1).double())
+    folded = fold(model_from(Cancelling(), 2).network, box.lower)
+    assert folded is not None
+    planes = BoxPlanes(folded, box, {}).planes(torch.tensor([[sign]], dtype=torch.float64))
+    assert float(minimum(box, planes.coefficients, planes.bias)) == pytest.approx(-0.01)
+
+
 def test_a_disjunct_that_is_proved_everywhere_costs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     module, bounded, planes = dense(0, 2, 7, 1), list[int](), BoxPlanes.planes
     least = float(module(vertices(module)).min())
