@@ -301,7 +301,7 @@ class RowOptimiser(SlopeOptimiser):
         # The first pass is needed whatever it gains: it makes the parameters, and tells whether there are any.
         first = before = self._widths()
         is_free = self._is_any_free()
-        while done < most and is_free:
+        while done < most and is_free and not self._is_late():
             count = min(STRIDE, most - done)
             self.repeat.run(self._ascend, count)
             done, now = done + count, self._widths()
@@ -311,6 +311,10 @@ class RowOptimiser(SlopeOptimiser):
                     break
             before = now
         self.brought.add(first, self._widths(), done, most)
+
+    def _is_late(self) -> bool:
+        """Return whether the time of a rank that computes alone is over; others may see another time."""
+        return self.anchor is None and time.monotonic() > self.ascent.deadline
 
     def _is_little(self, first: Tensor, before: Tensor, now: Tensor) -> Tensor:
         """Return the bounds that gained too little in the last iterations, or in all of them; never those of a width

@@ -93,7 +93,7 @@ class BoxPlanes:
                 wanted = operator.operator.unstable_on(node, bounds)[index].reshape(batch, -1)
                 self._refine(name, wanted)
         bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
-        self._relaxed[node.name] = operator.operator.relax_on(node, bounds)
+        self._relaxed[node.name] = operator.operator.relax_on_small(node, bounds)
         network = self.folded.network
         value = operator.operator.interval(node, bounds, network.tp_group).without_nan()
         if node.name in network.ranges:
@@ -181,7 +181,8 @@ class BoxPlanes:
             return [by_row(through)], added
         if owner is not None:
             bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
-            relaxed = operator.operator.relax_on(operator.node, [each.map(lambda end: end[owner]) for each in bounds])
+            own = [each.map(lambda end: end[owner]) for each in bounds]
+            relaxed = operator.operator.relax_on_small(operator.node, own)
         many, added = relaxed.backward(shaped)
         return [by_row(each) for each in many], added
 

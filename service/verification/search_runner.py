@@ -77,6 +77,9 @@ the end.
 """
 
 
+ENDED_EARLY = " before the bounds of hidden values were optimised to the end, as alpha-crown does"
+
+
 class StoppedError(Exception):
     """The attempt was asked to end in the middle of a search."""
 
@@ -140,7 +143,7 @@ class SearchRunner:
         if decision.verdict is not Verdict.UNKNOWN:
             return replace(found, verdict=decision.verdict.value, reason=None)
         if decision.seconds >= limit and decision.shortage is None:
-            return self._timeout(found)
+            return self._timeout(found, ENDED_EARLY if decision.is_hurried else "")
         short = None if decision.shortage is None else str(decision.shortage)
         reason = short or spent or "what is left open cannot be split"
         return replace(found, verdict=decision.verdict.value, reason=reason)
@@ -169,8 +172,8 @@ class SearchRunner:
         """Return the network in float64 on the CPU, where rational arithmetic reads its numbers one by one."""
         return prepare(local_copy(self.checker.precise).cpu(), self.task.engine.network.graph.input.shape)
 
-    def _timeout(self, row: BoundsRow) -> BoundsRow:
-        return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent")
+    def _timeout(self, row: BoundsRow, when: str = "") -> BoundsRow:
+        return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent{when}")
 
     def _search_instance(self, instance: int, query: Query, limit: float) -> tuple[Decision, int, str | None]:
         """Return the decision, the number of open domains, and the part of the budget that ran out before the time."""

@@ -221,6 +221,10 @@ class NonlinearOperator(Operator):
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
         """Return linear bounds that hold on the product of ``bounds``; an interval of width 0 is a point."""
 
+    def relax_on_small(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
+        """Return linear bounds for one of many small boxes, in which terms of a sum nearly cancel each other."""
+        return self.relax_on(node, bounds)
+
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         """Return the relaxations that an optimiser may choose from; by default only the one of :meth:`relax_on`."""
         return Single(self.relax_on(node, bounds))

@@ -112,6 +112,25 @@ class _ProductPlanes(Relaxed):
         return (onto_left, onto_right), -bias
 
 
+@dataclass(frozen=True, eq=False)
+class _MiddlePlanes(_ProductPlanes):
+    """The means of both planes of each side, with the slopes that the product has in the middle, where ends are
+    finite: what other terms cancel costs nothing then.
+    """
+
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
+        x, y = self.left, self.right
+        finite = x.width.isfinite() & y.width.isfinite()
+        middle = torch.where(finite, y.centre, y.lower), torch.where(finite, y.centre, y.upper)
+        onto_left = above * middle[0].unsqueeze(1) + below * middle[1].unsqueeze(1)
+        onto_right = coefficients * torch.where(finite, x.centre, x.lower).unsqueeze(1)
+        corners = x.lower * y.lower, x.lower * y.upper
+        others = x.upper * y.upper, x.upper * y.lower
+        means = [torch.where(finite, (one + other) / 2, one) for one, other in zip(corners, others, strict=True)]
+        return (onto_left, onto_right), -(weighted(above, means[0]) + weighted(below, means[1]))
+
+
 class Product(Elementwise, Bilinear):
     """``x·y`` entrywise, with broadcasting."""
 
@@ -123,11 +142,13 @@ class Product(Elementwise, Bilinear):
         return Interval(ends.amin(dim=0), ends.amax(dim=0))
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
-        whole = [each.map(lambda end: _stretch(end, node.shape)) for each in bounds]
-        return _Broadcast(_ProductPlanes(*whole), node.input_shapes)
+        return _Broadcast(_ProductPlanes(*_stretched(node, bounds)), node.input_shapes)
+
+    def relax_on_small(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
+        return _Broadcast(_MiddlePlanes(*_stretched(node, bounds)), node.input_shapes)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        left, right = (each.map(lambda end: _stretch(end, node.shape)) for each in bounds)
+        left, right = _stretched(node, bounds)
         start = torch.zeros_like(left.lower)
         return BlendedProducts(propagate_products, left, right, node.input_shapes, (start,))
 
@@ -176,6 +197,10 @@ class _Broadcast(Relaxed):
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         propagated, bias = self.planes.backward(coefficients)
         return tuple(unbroadcast(each, shape) for each, shape in zip(propagated, self.shapes, strict=True)), bias
+
+
+def _stretched(node: Node, bounds: Sequence[Interval]) -> list[Interval]:
+    return [each.map(lambda end: _stretch(end, node.shape)) for each in bounds]
 
 
 def _stretch(end: Tensor, shape: tuple[int, ...]) -> Tensor:

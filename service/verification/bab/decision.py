@@ -48,7 +48,7 @@ class SearchResult:
     """The end of a search: ``bound`` as in :class:`SearchProgress`, and a counterexample that the model confirmed.
 
     ``shortage`` describes the missing memory if something was left undecided for it; ``is_over`` says that more
-    time would change nothing.
+    time would change nothing, and ``is_hurried`` that time did not even suffice for the bounds of α-CROWN.
     """
 
     verdict: Verdict
@@ -57,6 +57,7 @@ class SearchResult:
     bound: float
     shortage: MemoryShortageError | None = None
     is_over: bool = True
+    is_hurried: bool = False
 
 
 class Search(Protocol):
@@ -91,8 +92,8 @@ class Decision:
     """``domains`` counts bounded domains, ``bound`` is the least over all specifications; ``technique`` decided the
     query.
 
-    ``attacking`` is the part of the ``seconds`` that the attack before the search took; ``shortage`` as in
-    :class:`SearchResult`. ``visited`` are inputs ``(n, features)`` at which a counterexample was nearest, if any.
+    ``attacking`` is the part of the ``seconds`` that the attack before the search took; ``shortage`` and ``is_hurried``
+    as in :class:`SearchResult`. ``visited`` are inputs ``(n, features)`` at which a counterexample was nearest, if any.
     """
 
     verdict: Verdict
@@ -104,3 +105,4 @@ class Decision:
     attacking: float = 0.0
     shortage: MemoryShortageError | None = None
     visited: Tensor | None = None
+    is_hurried: bool = False

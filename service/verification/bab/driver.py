@@ -134,6 +134,7 @@ class _Decider:
     bounds: list[float] = field(default_factory=list)
     attacking: float = 0.0
     shortage: MemoryShortageError | None = None
+    is_hurried: bool = False
     technique: Technique = Technique.ATTACK
     heard: float = -inf
     proved: float = inf
@@ -244,7 +245,7 @@ class _Decider:
         is_few = varying <= settings.few_inputs
         result, technique = turns.run(settings.time.first_turn(end - time.monotonic(), is_few))
         self.domains = decided + result.domains
-        self.shortage = result.shortage or self.shortage
+        self.shortage, self.is_hurried = result.shortage or self.shortage, result.is_hurried or self.is_hurried
         return result, technique
 
     def _courses(self, specification: Specification) -> list[Course]:
@@ -289,7 +290,8 @@ class _Decider:
         least = self._least(self.bounds)
         shortage = self.shortage if verdict is Verdict.UNKNOWN else None
         ended = self.domains, self.seconds, least, technique, self.attacking, shortage
-        return Decision(verdict, counterexample, *ended, self.model.visited.inputs)
+        is_hurried = self.is_hurried and verdict is Verdict.UNKNOWN
+        return Decision(verdict, counterexample, *ended, self.model.visited.inputs, is_hurried)
 
 
 def _has_activations(model: ModelUnderVerification) -> bool:

@@ -25,7 +25,8 @@ class TimePlan:
     Choice of the search: where inputs and activations may be split, both have turns. If few inputs vary, a search of
     inputs alone begins with the share ``few_inputs_first`` of the remaining time. Every other turn takes the share
     ``turn`` of the time spent so far, but at least ``least_turn`` seconds, and ``favour`` times as long for the search
-    with the best bound so far.
+    with the best bound so far; another one has ``least_turn`` if its bound proves nothing in time at the pace of its
+    last turn.
 
     Root bounds: an optimising method bounds the whole box if ``optimised_root_cost`` times CROWN's time for it is
     left for it.
@@ -33,12 +34,14 @@ class TimePlan:
     Intermediate bounds: a search over activations that is not over after ``quick_seconds``, or the share
     ``quick_share`` of its time, tightens the bounds that all its domains share, and again ``spacing`` times as long
     after its start, but splits domains for the share ``splitting`` of what that took. The first time optimises
-    relaxations and splits nothing: it may take the share ``optimising`` of the remaining time. Each layer may use the
-    share ``optimised_layer`` of the remainder; one iteration is assumed to cost ``passes_per_iteration`` passes without
-    a gradient. Later times, by branch and bound and by INVPROP, each may take the share ``refining``, and no more than
-    went by, but INVPROP always ``quick_seconds``. Where the share ``worthwhile`` of the relaxations was no longer
-    needed, the next time follows at once and is ``lengthening`` times as long. Several ranks that search together do
-    what one does in ``quick_seconds`` in a part of them, and so is everything that follows: see :meth:`divided`.
+    relaxations and splits nothing, as α-CROWN does, so that a search proves what α-CROWN proves: it may take the share
+    ``optimising`` of the time that is left, or ``optimising_in_turns`` beside another search, even if that is longer
+    than a turn. A layer may take ``optimised_layer`` times its share of the work, but not if that is too little for a
+    few iterations, each of which is assumed to cost ``passes_per_iteration`` passes without a gradient. Later times, by
+    branch and bound and by INVPROP, each may take the share ``refining``, and no more than went by, but INVPROP always
+    ``quick_seconds``. Where the share ``worthwhile`` of the relaxations was no longer needed, the next time follows at
+    once and is ``lengthening`` times as long. Several ranks that search together do what one does in ``quick_seconds``
+    in a part of them, and so is everything that follows: see :meth:`divided`.
 
     Linear programs: a round solves them for ``program_seconds``, whose end other domains wait for.
     """
@@ -52,8 +55,9 @@ class TimePlan:
     optimised_root_cost: float = 60
     quick_seconds: float = 1.0
     quick_share: float = 0.05
-    optimising: float = 0.6
-    optimised_layer: float = 0.5
+    optimising: float = 0.9
+    optimising_in_turns: float = 0.5
+    optimised_layer: float = 2.0
     passes_per_iteration: float = 3
     refining: float = 0.5
     worthwhile: float = 0.25
@@ -98,9 +102,13 @@ class TimePlan:
         """Return when INVPROP must be over, for all disjuncts, in a search that took ``seconds``."""
         return now + min(max(seconds, self.quick_seconds), self.refining * (deadline - now))
 
-    def iterations_for_layer(self, left: float, pass_seconds: float) -> int:
-        """Return how often a layer's bounds may be improved, given the time of one pass without a gradient."""
-        return int(self.optimised_layer * left / (self.passes_per_iteration * pass_seconds))
+    def optimising_deadline(self, now: float, until: float, deadline: float) -> float:
+        """Return when relaxations must be optimised in a search whose turn ends at ``until``."""
+        return share_of_rest(now, deadline, self.optimising if until >= deadline else self.optimising_in_turns)
+
+    def layer_deadline(self, now: float, deadline: float, work: float, left: float) -> float:
+        """Return when a layer must be optimised whose ``work`` is a part of all that is ``left``."""
+        return share_of_rest(now, deadline, min(1.0, self.optimised_layer * work / max(left, 1.0)))
 
     def is_refinement_worthwhile(self, before: int, after: int) -> bool:
         """Return whether enough relaxations became exact that more refinement is better than splits."""

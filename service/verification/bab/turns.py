@@ -1,4 +1,5 @@
-"""Lets searches of one specification take turns; the one whose bound is closer to a proof gets longer turns.
+"""Lets searches of one specification take turns; the one whose bound is closer to a proof gets longer turns, and one
+that does not get there at its own pace the shortest.
 
 Halving inputs decides most networks with few inputs, and splitting activations decides those with few
 activations. Which is better shows only while both run. A change loses nothing, since a search continues where
@@ -10,8 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 
+from service.bounds.progress import OutOfTimeError
 from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, Technique
 from service.verification.bab.time_plan import TimePlan
 from service.verification.verdict import Verdict
@@ -23,13 +25,18 @@ Run = Callable[[Callable[[], SearchResult]], SearchResult]
 @dataclass(eq=False)
 class Course:
     """One technique's search: ``begin`` starts it at its first turn, given the last deadline. ``latest`` is its result
-    so far.
+    so far, and ``pace`` by how much its bound rose in each second of its last turn; unknown after the first.
     """
 
     technique: Technique
     begin: Callable[[float, ProgressListener], Search]
     search: Search | None = None
     latest: SearchResult = OPEN
+    pace: float = inf
+
+    def is_too_slow(self, left: float) -> bool:
+        """Return whether the bound proves nothing in the seconds ``left`` if it goes on like this."""
+        return self.latest.bound + self.pace * left < 0
 
     def run(self, deadline: float, end: float, listener: ProgressListener) -> SearchResult:
         if self.search is None:
@@ -72,14 +79,23 @@ class Turns:
             return course, inf
         base = self.plan.next_turn(taken)
         others = max(each.latest.bound for each in waiting if each is not course)
-        return course, base * (self.plan.favour if course.latest.bound > others else 1)
+        if course.latest.bound > others:
+            return course, base * self.plan.favour
+        return course, self.plan.least_turn if course.is_too_slow(self.end - time.monotonic()) else base
 
     def _turn(self, course: Course, seconds: float) -> bool:
         """Give a search its turn; return whether it decided."""
-        before, deadline = course.latest, min(self.end, time.monotonic() + seconds)
-        found = self.guarded(lambda: course.run(deadline, self.end, self._listening(course)))
+        before, began = course.latest, time.monotonic()
+        deadline = min(self.end, began + seconds)
+        try:
+            found = self.guarded(lambda: course.run(deadline, self.end, self._listening(course)))
+        except OutOfTimeError:  # the end of all turns
+            return False
         # A turn that runs out of memory reports nothing, and takes nothing back from what was proved before.
         course.latest = replace(found, bound=max(before.bound, found.bound), domains=max(before.domains, found.domains))
+        # The first bound rises from nothing, which is no pace.
+        rose = course.latest.bound - before.bound
+        course.pace = rose / max(time.monotonic() - began, 1e-9) if isfinite(rose) else inf
         return found.verdict is not Verdict.UNKNOWN
 
     def _listening(self, course: Course) -> ProgressListener:
@@ -96,4 +112,6 @@ class Turns:
         found = [each.latest for each in self.courses]
         shortage = next((each.shortage for each in found if each.shortage is not None), None)
         domains, bound = sum(each.domains for each in found), max(each.bound for each in found)
-        return replace(course.latest, domains=domains, bound=bound, shortage=shortage)
+        # A search that has had no result was still about the bounds of the whole box.
+        is_hurried = any(each.is_hurried or (each is OPEN and each is course.latest) for each in found)
+        return replace(course.latest, domains=domains, bound=bound, shortage=shortage, is_hurried=is_hurried)

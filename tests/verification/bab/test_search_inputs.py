@@ -20,7 +20,7 @@ from service.bounds.affine_forward import affine_forward
 from service.bounds.folded import fold
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, BoundOptions
-from service.bounds.planes import BoxPlanes, minimum
+from service.bounds.planes import BoxPlanes, Planes, minimum
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.decision import Decision, SearchProgress, SearchResult, Technique
 from service.verification.bab.driver import DecisionProgress, decide
@@ -113,6 +113,38 @@ def test_small_networks_are_decided_next_to_their_exact_minimum(seed: int, above
     found = search(model_from(module, 2), asked)
     assert found.verdict is (Verdict.FALSIFIED if above > 0 else Verdict.VERIFIED)
     assert above < 0 or violates(model_from(module, 2), asked, found)
+
+
+class Cancelling(nn.Module):
+    """``x·y``, as a product whose linear terms other terms cancel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = (x[:, :1] + 1) * (x[:, 1:] + 1) - x[:, :1] - x[:, 1:] - 1
+        return found
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_terms_that_cancel_the_slopes_of_a_product_cost_a_plane_nothing(sign: float) -> None:
+    box = Interval(torch.full((1, 2), -0.1).double(), torch.full((1, 2), 0.1).double())
+    folded = fold(model_from(Cancelling(), 2).network, box.lower)
+    assert folded is not None
+    planes = BoxPlanes(folded, box, {}).planes(torch.tensor([[sign]], dtype=torch.float64))
+    assert float(minimum(box, planes.coefficients, planes.bias)) == pytest.approx(-0.01)
+
+
+def test_a_disjunct_that_is_proved_everywhere_costs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, bounded, planes = dense(0, 2, 7, 1), list[int](), BoxPlanes.planes
+    least = float(module(vertices(module)).min())
+
+    def counted(self: BoxPlanes, rows: Tensor) -> Planes:
+        bounded.append(len(rows))
+        return planes(self, rows)
+
+    monkeypatch.setattr(BoxPlanes, "planes", counted)
+    asked = query([-1.0, -1.0], [1.0, 1.0], [([-1.0], -1e3)], [([1.0], least - 1e-6)])
+    assert search(model_from(module, 2), asked).verdict is Verdict.VERIFIED
+    assert bounded[0] == 2
+    assert set(bounded[1:]) == {1}
 
 
 @settings(max_examples=examples(2, 8), deadline=None)

@@ -77,6 +77,18 @@ def test_the_search_of_the_better_bound_has_the_longer_turns(monkeypatch: pytest
     assert heard[1].bound == -2.0, "what another search proved holds"
 
 
+@pytest.mark.parametrize("pace", [0.0, 0.3])
+def test_a_search_that_does_not_get_there_at_its_pace_has_the_shortest_turns(
+    pace: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    worse = Planned(clock, *(still(-9.0 + pace * turn) for turn in range(100)))
+    taking(clock, [], worse, Planned(clock, still(-1.0))).run(PLAN.least_turn)
+    assert worse.seconds[1] == PLAN.least_turn, "the first bound is no pace"
+    longer = [seconds > PLAN.least_turn for seconds in worse.seconds[2:-1]]
+    assert any(longer) is (pace > 0)
+
+
 def test_a_search_that_can_do_no_more_leaves_all_of_the_time_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     stuck = Planned(clock, SearchResult(Verdict.UNKNOWN, None, 7, -1.0))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -20,11 +20,12 @@ from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.memory import MemoryShortageError
-from service.bounds.methods import CROWN, Analysis, IntermediateBounds, Method
+from service.bounds.methods import ALPHA_CROWN, CROWN, Analysis, IntermediateBounds, Method
 from service.bounds.methods.alpha import both_optimised
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
 from service.bounds.options import BoundOptions
+from service.bounds.progress import OutOfTimeError
 from service.bounds.rank_group import RankGroup
 from service.bounds.split import Preactivation, Preactivations
 from service.verification.bab.activations.dual_objective import DisjunctRows
@@ -52,10 +53,8 @@ def optimise_intermediate_bounds(
     # Ranks that divide a layer need all of it for the next one; one rank alone goes through all layers once.
     for step in [[layer] for layer in layers] if work.is_divided else [layers]:
         own = {layer.value: _own_entries(network, bounds, layer, work) for layer in step}
-        known = {layer.value: _part(bounds, layer) for layer in layers}
-        found = work.tightest(
-            partial(_optimise_entries, network, box, _OptimisedBounds(known, own, deadline, settings), options), bounds
-        )
+        refine = _OptimisedBounds(network, bounds, own, deadline, settings)
+        found = work.tightest(partial(_optimise_entries, network, box, refine, options), bounds)
         bounds = bounds.meet(found)
     return bounds
 
@@ -96,15 +95,22 @@ def unstable_entries(network: Network, bounds: Interval, preactivation: Preactiv
 
 @dataclass(frozen=True, eq=False)
 class _OptimisedBounds:
-    """A :data:`~service.bounds.methods.layers.Refine` of one box, by value: known bounds and unstable entries."""
+    """A :data:`~service.bounds.methods.layers.Refine` of one box: ``known`` bounds ``(1, entries)`` of all
+    preactivations, and those of its entries that are ``unstable``, by value.
+    """
 
-    known: Mapping[str, Interval]
+    network: Network
+    known: Interval
     unstable: Mapping[str, Tensor]
     deadline: float
     settings: SearchSettings
 
+    @cached_property
+    def _layers(self) -> Mapping[str, Preactivation]:
+        return {layer.value: layer for layer in Preactivations.of(self.network).each}
+
     def __call__(self, backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
-        before = self.known[name].arranged(lambda end: end.gather(1, index))
+        before = _part(self.known, self._layers[name]).arranged(lambda end: end.gather(1, index))
         unstable = self.unstable.get(name)
         if unstable is None or not len(place := unstable[index[0]].nonzero().squeeze(1)):
             return before
@@ -114,16 +120,38 @@ class _OptimisedBounds:
         return before.meet(Interval(lower, upper))
 
     def _bound_entries(self, backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
-        started = time.monotonic()
+        """Bound entries ``(1, n)`` by plain rows, and optimise those that these leave unstable, while there is time."""
+        plan, started = self.settings.time, time.monotonic()
         plain = one_pass(backward, name, index, options)
-        bool(plain.lower.isfinite().all())  # the device answers when it is done
+        place = self._left_unstable(name, index, plain).nonzero().squeeze(1)  # the device answers when it is done
         now = time.monotonic()
-        affordable = self.settings.time.iterations_for_layer(self.deadline - now, now - started)
-        iterations = min(options.ascent.iterations, affordable)
-        if iterations < self.settings.activations.intermediate.fewest_iterations:
+        until = plan.layer_deadline(now, self.deadline, *self._work_from(name))
+        seconds = plan.passes_per_iteration * (now - started) * len(place) / index.shape[1]
+        if not len(place) or now + self.settings.activations.intermediate.fewest_iterations * seconds > until:
             return plain
-        options = replace(options, ascent=replace(options.ascent, iterations=iterations))
-        return plain.meet(both_optimised(backward, name, index, options))
+        options = replace(options, ascent=replace(options.ascent, deadline=until))
+        found = plain.map(Tensor.clone)
+        best = both_optimised(backward, name, index[:, place], options)
+        found.lower[:, place], found.upper[:, place] = best.lower, best.upper
+        return plain.meet(found)
+
+    def _left_unstable(self, name: str, index: Tensor, plain: Interval) -> Tensor:
+        """Return which of the entries ``(n,)`` are unstable within their ``plain`` bounds."""
+        layer = self._layers[name]
+        place, within = layer.offset + index, self.known.map(Tensor.clone)
+        within.lower.scatter_(1, place, plain.lower)
+        within.upper.scatter_(1, place, plain.upper)
+        return unstable_entries(self.network, self.known.meet(within), layer)[index[0]]
+
+    def _work_from(self, name: str) -> tuple[float, float]:
+        """Return the work of a layer, and that of it and all after it: rows, and the values that they pass."""
+        values, work = 0, dict[str, float]()
+        for node in self.network.graph.nodes:
+            values += node.size
+            if node.name in self.unstable:
+                work[node.name] = values * float(self.unstable[node.name].sum())
+        names = list(work)
+        return work[name], sum(work[each] for each in names[names.index(name) :])
 
 
 STAGE = "the bounds of the whole box"
@@ -131,35 +159,46 @@ STAGE = "the bounds of the whole box"
 
 @dataclass(frozen=True, eq=False)
 class RootBounds:
-    """The whole box: bounds ``(1, entries)`` of all preactivations, and margins ``(disjuncts, rows)`` of the rows."""
+    """The whole box: bounds ``(1, entries)`` of all preactivations, and margins ``(disjuncts, rows)`` of the rows.
+
+    ``is_hurried`` says that time did not suffice for optimised ones.
+    """
 
     box: Interval
     bounds: Interval
     specification_rows: DisjunctRows
     margins: Tensor
     analysis: Analysis
+    is_hurried: bool
 
 
 @torch.no_grad()
 def bound_root(
     model: ModelUnderVerification, specification: Specification, method: Method, deadline: float
 ) -> RootBounds:
-    """Bound the whole box by CROWN, and by an optimising method if it may help and there is time."""
+    """Bound the whole box by CROWN, and by an optimising method if it may help and there is time; an engine that
+    refines optimises later.
+    """
     engine, box = model.engine, model.together(STAGE, lambda: specification.box(model.dtype))
     started = time.monotonic()
     first = CROWN if method.intermediate is IntermediateBounds.OPTIMISED else method
+    best = method if method.optimises or method.intermediate is IntermediateBounds.INTERVALS else ALPHA_CROWN
 
-    def analyse(method: Method) -> tuple[Analysis, DisjunctRows, Tensor]:
-        analysis = engine.analyse(method, box, model.options)
+    def analyse(method: Method, options: BoundOptions = model.options) -> tuple[Analysis, DisjunctRows, Tensor]:
+        analysis = engine.analyse(method, box, options)
         return analysis, *_bound_specification(model, specification, analysis)
 
     analysis, specification_rows, margins = model.together(STAGE, lambda: analyse(first))
     crown_seconds = time.monotonic() - started
     late = model.engine.late(model.settings.time.last_start_of_optimised_root(deadline, crown_seconds))
     enough = late or engine.refines or bool((margins.amax(dim=1) > 0).all())
-    if first != method and not model.search_group.anywhere(enough, model.device):
-        with suppress(MemoryShortageError):  # the bounds so far stay
-            analysis, specification_rows, margins = model.together(STAGE, lambda: analyse(method))
+    is_hurried = best != first and not bool((margins.amax(dim=1) > 0).all())
+    if best != first and not model.search_group.anywhere(enough, model.device):
+        until = model.settings.time.optimising_deadline(time.monotonic(), deadline, deadline)
+        options = model.options.until(until) if model.is_alone else model.options
+        with suppress(MemoryShortageError, OutOfTimeError):  # the bounds so far stay
+            analysis, specification_rows, margins = model.together(STAGE, lambda: analyse(best, options))
+            is_hurried = False
     # Domains that ranks exchange have parameters for the entries that are open here, so these must be equal on all
     # ranks.
     search_group = RankGroup(model.search_group.axis)
@@ -170,6 +209,7 @@ def bound_root(
         specification_rows,
         margins,
         analysis,
+        is_hurried,
     )
 
 

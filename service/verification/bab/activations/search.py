@@ -100,6 +100,7 @@ class _ActivationSearch:
         self.refinement = RefinementTimes(self.time, time.monotonic(), deadline)
         self.round, self.in_transit = settings.largest_batch, 0
         self.shared = SharedBounds(model, self.domain_bounds, root.specification_rows, root.bounds, deadline)
+        self.root_is_hurried = root.is_hurried
 
     def _begin(self) -> None:
         self.has_begun = True
@@ -133,8 +134,8 @@ class _ActivationSearch:
                 if decided := not everyone.open and not everyone.stuck:
                     self.splits.tree.finish()
                 verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
-                is_over = everyone.is_over or not everyone.open
-                return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage, is_over)
+                is_over, is_hurried = everyone.is_over or not everyone.open, everyone.late and self._is_hurried
+                return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage, is_over, is_hurried)
             self.in_transit += state.handed_over(search_group.axis.rank)
             for rows in search_group.rebalance(state, transfer, device):
                 self._if_memory_allows(partial(transfer.receive, rows), losing=DOMAINS)
@@ -142,6 +143,10 @@ class _ActivationSearch:
             if self._shall_refine(everyone):
                 self._if_shared_memory_allows(self._refine_in_time)
             counterexample = self._round() if len(self.pool) else None
+
+    @property
+    def _is_hurried(self) -> bool:
+        return self.shared.is_hurried if self.model.engine.refines else self.root_is_hurried
 
     def _status(self, width: int) -> SearchStatus:
         return SearchStatus(

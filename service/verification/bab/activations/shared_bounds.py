@@ -14,14 +14,13 @@ from service.verification.bab.activations.intermediate_bounds import optimise_in
 from service.verification.bab.invprop import Invprop
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.shared_work import SharedWork
-from service.verification.bab.time_plan import share_of_rest
 
 
 @dataclass(eq=False)
 class SharedBounds:
     """``bounds`` ``(1, entries)``, equal on all ranks of the search, which tighten them together.
 
-    ``deadline`` is that of the search.
+    ``deadline`` is that of the search. Bounds are ``is_hurried`` until they have been optimised to the end.
     """
 
     model: ModelUnderVerification
@@ -30,6 +29,7 @@ class SharedBounds:
     bounds: Interval
     deadline: float
     is_optimised: bool = False
+    is_hurried: bool = True
 
     @cached_property
     def work(self) -> SharedWork:
@@ -65,10 +65,12 @@ class SharedBounds:
         network, box, bounds = self.domain_bounds.network, self.domain_bounds.box, self.bounds
         if not self.is_optimised:
             self.is_optimised = True
-            end = share_of_rest(now, until, plan.optimising)
-            return optimise_intermediate_bounds(
+            end = plan.optimising_deadline(now, until, self.deadline)
+            found = optimise_intermediate_bounds(
                 network, box, bounds, end, model.options, settings=model.settings, work=self.work
             )
+            self.is_hurried = time.monotonic() > end
+            return found
         end, scores = plan.refinement_deadline(now, until, seconds), model.heuristics.activations
         settings = model.settings.activations
         return refine_intermediate_bounds(

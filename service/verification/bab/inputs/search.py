@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -72,6 +72,7 @@ class _InputSearch:
     shortage: MemoryShortageError | None = None
     is_over: bool = False
     in_transit: int = 0
+    parts: dict[tuple[bool, ...], tuple[Specification, Tensor]] = field(default_factory=dict)
     pool: BoxPool = field(init=False)
     tree: SearchTree = field(init=False)
     input_bounds: InputBounds = field(init=False)
@@ -83,7 +84,6 @@ class _InputSearch:
         self.next_attack = self.settings.first_attack
         whole = self.specification.box(self.model.dtype)
         self.width = whole.width
-        self.rows = self.specification.rows.to(self.model.dtype)
         # The same points in every run, and the centre of each box among them.
         generator = torch.Generator().manual_seed(0)
         shares = torch.rand(
@@ -232,10 +232,13 @@ class _InputSearch:
     def _branch_and_bound(self, boxes: Boxes) -> Counterexample | None:
         """Bound boxes, clip those that stay open, attack them, and split them."""
         self.domains += len(boxes)
-        planes = self.input_bounds.planes(boxes.box, boxes.known, self.rows)
-        cut = LinearCut.of(self.specification, boxes.box, planes.coefficients, planes.bias)
+        chosen = boxes.open.any(dim=0)
+        specification, rows = self._of_disjuncts(chosen)
+        boxes = replace(boxes, open=boxes.open[:, chosen])
+        planes = self.input_bounds.planes(boxes.box, boxes.known, rows)
+        cut = LinearCut.of(specification, boxes.box, planes.coefficients, planes.bias)
         clipped_box, margins, is_open = clip_boxes(
-            self.specification, cut, boxes.box, boxes.open, self.settings.clipping_rounds
+            specification, cut, boxes.box, boxes.open, self.settings.clipping_rounds
         )
         # A box keeps the margin of the one that it was cut from, where its own bounds prove less.
         least = torch.maximum(boxes.margins, torch.where(boxes.open, margins, torch.inf).amin(dim=1))
@@ -245,14 +248,24 @@ class _InputSearch:
         (keep,) = is_kept.nonzero(as_tuple=True)
         if not len(keep):
             return None
-        rest = Boxes(clipped_box, least, is_open, planes.known, boxes.node)[keep]
+        left = is_open.new_zeros(len(is_open), len(chosen))
+        left[:, chosen] = is_open
+        rest = Boxes(clipped_box, least, left, planes.known, boxes.node)[keep]
         self.tree.tighten(rest.node, rest.margins)
-        view = InputView(self.specification, planes, cut.least(boxes.box), is_open)
+        view = InputView(specification, planes, cut.least(boxes.box), is_open)
         score = self.model.heuristics.inputs.scores(view)[keep] * rest.box.width
         counterexample = self._if_memory_allows(lambda: self._attack(rest.box))
         if counterexample is None:
             self._split(rest, score)
         return counterexample
+
+    def _of_disjuncts(self, chosen: Tensor) -> tuple[Specification, Tensor]:
+        """Return the specification of the disjuncts that some box of a round leaves open, and its rows."""
+        places = tuple(chosen.tolist())
+        if places not in self.parts:
+            part = self.specification if all(places) else self.specification.of_disjuncts(chosen)
+            self.parts[places] = part, part.rows.to(self.model.dtype)
+        return self.parts[places]
 
     def _attack(self, boxes: Interval) -> Counterexample | None:
         """Attack every open box, and now and then the whole one, by more samples the longer the search lasts."""
