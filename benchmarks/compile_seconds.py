@@ -37,11 +37,11 @@ MODEL = {"family": "mlp", "in_features": 32, "hidden": [64, 64], "out_features":
 SEQUENCE = 256
 
 
-def language_model(store: Store, device: str, layers: int, width: int) -> dict[str, Any]:
-    """Train a language model for some steps; return the fields of a check of it."""
+def language_model(store: Store, device: str, layers: int, width: int, steps: int) -> dict[str, Any]:
+    """Train a language model for so many steps; return the fields of a check of it."""
     model = {"family": "transformer", "dim": width, "heads": 8, "layers": layers, "max_sequence": SEQUENCE}
     common = {"data": {"source": "tokens", "sequence": SEQUENCE}, "precision": {"param": "bf16"}, "device": device}
-    training = {"model": model, "steps": 120, "batch": {"global": 16}, "optimizer": {"lr": 3e-4}, **common}
+    training = {"model": model, "steps": steps, "batch": {"global": 16}, "optimizer": {"lr": 3e-4}, **common}
     job = ended(store, TrainSpec.model_validate(training))
     return {"model": {"job": job.id}, "shapes": [8], "steps": 4, **common}
 
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=30.0, help="seconds before the first job")
     parser.add_argument("--layers", type=int, help="of a language model, instead of the perceptron")
     parser.add_argument("--width", type=int, default=512, help="of the language model")
+    parser.add_argument("--trained", type=int, default=120, help="steps of the language model before the first check")
     parser.add_argument("--stages", action="store_true", help="print what each rung spent its time on")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +114,7 @@ def main() -> None:
             found = []
             fields: dict[str, Any] = {"model": MODEL, "device": options.device}
             if options.layers:
-                fields = language_model(store, options.device, options.layers, options.width)
+                fields = language_model(store, options.device, options.layers, options.width, options.trained)
             for _ in range(options.checks):
                 found.append(check(store, fields, stages=options.stages))
                 print(f"{found[-1]['all']:.1f} s", flush=True)
