@@ -55,7 +55,7 @@ class TimePlan:
     optimised_root_cost: float = 60
     quick_seconds: float = 1.0
     quick_share: float = 0.05
-    optimising: float = 0.9
+    optimising: float = 0.6
     optimising_in_turns: float = 0.5
     optimised_layer: float = 2.0
     passes_per_iteration: float = 3
