@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from service.garbage import uncollected
 from workers import forks
@@ -40,8 +41,6 @@ _LOOK_S = 2.0
 """The pause between two checks of the disk."""
 _QUIET_S = 10.0
 """How long no supervisor has been wanted when the rest is imported."""
-_WAITS = "import os, sys; sys.exit(int(os.read(int(sys.argv[1]), 1) or b'1'))"
-"""The program of a process that is of no more use itself: it ends as the fork does that serves in its place."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,22 +86,22 @@ class ForkServer:
 
         ours, theirs = socket.socketpair()
         with ours:
-            with theirs:
+            with theirs, Path(os.devnull).open("rb") as nothing:
                 held = [self._control.fileno(), image.descriptor, theirs.fileno()]
                 stand_in = partial(self._stand_in, image, environment, theirs)
-                forks.fork(stand_in, stdin=0, keep=held, session=False)
+                forks.fork(stand_in, stdin=nothing.fileno(), keep=held, session=False)
             with uncollected():
                 preloading.preload_the_rest()
             if reason := self._unfit():
                 logger.warning("each job of a kind that preloads later imports everything: here it left %s", reason)
-                os.set_inheritable(ours.fileno(), True)
-                waits = [sys.executable, "-I", "-S", "-c", _WAITS, str(ours.fileno())]
-                os.execv(sys.executable, waits)  # noqa: S606 - which lets go of devices and memory
-            _settle(image)
-            with contextlib.suppress(OSError):  # it has ended by itself
-                ours.shutdown(socket.SHUT_WR)
+            else:
+                _settle(image)
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    ours.shutdown(socket.SHUT_WR)
             code = ours.recv(1)
-        return int(code) if code else None
+        if not code:
+            return 1 if reason else None
+        return int(code)
 
     def _stand_in(self, image: ImportedImage, environment: Mapping[str, str], line: socket.socket) -> int:
         """Fork in place of this process's parent until that can again; tell it the exit code of another end."""
