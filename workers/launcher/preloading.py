@@ -33,23 +33,13 @@ def preload_every_kind() -> None:
     Modules of other packages are first tried in a fork. Anything that an import leaves behind besides modules
     would be in every job, so such a kind is left to its own ranks.
     """
-    _preload("preloads")
-
-
-def preload_the_rest() -> None:
-    """Import, in the same way, the modules that the kinds name for later."""
-    _preload("preloads_later")
-
-
-def _preload(field: str) -> None:
     for kind, provided in KINDS.provided.items():
-        modules: tuple[str, ...] = getattr(provided.declaration, field)
-        reason = "" if provided.distribution == HOUSE or not modules else what_import_leaves(modules)
+        modules = provided.declaration.preloads
+        reason = "" if provided.distribution == HOUSE else what_import_leaves(modules)
         if reason:
             logger.warning(
-                "%s=%r of job kind %r %s, so its ranks import everything again; expected modules that "
+                "preloads=%r of job kind %r %s, so its ranks import everything again; expected modules that "
                 "change nothing but themselves on import",
-                field,
                 modules,
                 kind,
                 reason,

@@ -23,12 +23,8 @@ from workers.launcher.namespaces import enter_user_namespace
 from workers.linux import ROOM, die_with_parent, present_as
 
 OWN_NAMESPACES, PRELOAD = "--own-namespaces", "--preload"
-_NO_THREADS = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    "TORCH_WARM_POOL": "0",
-}
-"""Environment in which numpy, pyarrow and Inductor start no threads and processes when they are imported."""
+_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Environment in which numpy and pyarrow start no threads when they are imported."""
 _NO_CUDA = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Environment in which torchrun, which looks for devices, leaves the driver alone: a process that has initialised it
 cannot fork users of it.

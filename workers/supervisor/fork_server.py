@@ -2,10 +2,6 @@
 kind of job need, torch above all: a fork takes milliseconds where the imports take seconds, and imported modules occupy
 memory once.
 
-What few jobs need it imports once no supervisor has been wanted for a while. Meanwhile a fork of it, which has not,
-goes on forking supervisors; so no job waits for those imports, and one that makes a process unfit for forks spoils
-nothing.
-
 The process has one thread and no GPU device, and never sees the contents of a job: a supervisor gets its environment
 and its order over a connection of its own, from the agent, after it has forked its keeper and launcher. So nothing of
 the service's secrets is in the memory of a rank. When anything that it imported changes on disk
@@ -14,20 +10,15 @@ the service's secrets is in the memory of a rank. When anything that it imported
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import logging
-import math
 import os
 import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
 
 from service.garbage import uncollected
 from workers import forks
@@ -39,8 +30,6 @@ READY = b"ready"
 """The server's message when it can fork. A fork that waits for its order sends its process id, in digits."""
 _LOOK_S = 2.0
 """The pause between two checks of the disk."""
-_QUIET_S = 10.0
-"""How long no supervisor has been wanted when the rest is imported."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +37,8 @@ logger = logging.getLogger(__name__)
 class ForkServer:
     """Serves the agent at the other end of standard input, a message socket. Each fork calls ``run``."""
 
-    def __init__(
-        self, run: Callable[[Group], int], *, own_namespaces: bool, preload: bool, quiet_s: float = _QUIET_S
-    ) -> None:
-        self._run, self._own_namespaces, self._preload, self._quiet_s = run, own_namespaces, preload, quiet_s
+    def __init__(self, run: Callable[[Group], int], *, own_namespaces: bool, preload: bool) -> None:
+        self._run, self._own_namespaces, self._preload = run, own_namespaces, preload
         self._control = socket.socket(fileno=os.dup(0))
         # An import that reads standard input must not swallow a connection of the agent's.
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -66,72 +53,24 @@ class ForkServer:
         image = ImportedImage.before_imports()
         with uncollected():
             environment = _import(preload=self._preload)
+        image.take()
         if reason := self._unfit():
             logger.error("no supervisors are forked here: an import left %s", reason)
             return 1
-        _settle(image)
+        gc.collect()
+        gc.freeze()  # so that no fork copies the pages of all objects with its first collection
+        use_large_pages()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects supervisors that have ended
-        if changed := image.change():  # during the imports: some modules could be those of before, and others of after
-            logger.warning("another process forks supervisors: %s", changed)
-            return 0
-        self._control.send(READY)
-        code = self._fork_until_change(image, environment, quiet_s=self._quiet_s if self._preload else math.inf)
-        if code is None and (code := self._import_the_rest(image, environment)) is None:
-            code = self._fork_until_change(image, environment)
-        return code or 0
+        return self._fork_until_change(image, environment)
 
-    def _import_the_rest(self, image: ImportedImage, environment: Mapping[str, str]) -> int | None:
-        """Import what few jobs need, while a fork serves; return its exit code, or ``None`` once this process can."""
-        from workers.launcher import preloading  # noqa: PLC0415 - imported already; it is slow
-
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, Path(os.devnull).open("rb") as nothing:
-                held = [self._control.fileno(), image.descriptor, theirs.fileno()]
-                stand_in = partial(self._stand_in, image, environment, theirs)
-                forks.fork(stand_in, stdin=nothing.fileno(), keep=held, session=False)
-            with uncollected():
-                preloading.preload_the_rest()
-            if reason := self._unfit():
-                logger.warning("each job of a kind that preloads later imports everything: here it left %s", reason)
-            else:
-                _settle(image)
-                with contextlib.suppress(OSError):  # it has ended by itself
-                    ours.shutdown(socket.SHUT_WR)
-            code = ours.recv(1)
-        if not code:
-            return 1 if reason else None
-        return int(code)
-
-    def _stand_in(self, image: ImportedImage, environment: Mapping[str, str], line: socket.socket) -> int:
-        """Fork in place of this process's parent until that can again; tell it the exit code of another end."""
-        die_with_parent()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        code = self._fork_until_change(image, environment, relief=line)
-        line.send(b"" if code is None else b"%d" % code)
-        return 0
-
-    def _fork_until_change(
-        self,
-        image: ImportedImage,
-        environment: Mapping[str, str],
-        *,
-        quiet_s: float = math.inf,
-        relief: socket.socket | None = None,
-    ) -> int | None:
-        """Fork as long as a fork is like a new process; return the exit code of :meth:`serve`, or ``None`` as soon as
-        no supervisor has been wanted for ``quiet_s``, or the other end of ``relief`` is closed: another process
-        takes over.
-        """
-        changed, reason, wanted_at = image.change(), "", time.monotonic()
-        lines = [self._control, *([relief] if relief else [])]
+    def _fork_until_change(self, image: ImportedImage, environment: Mapping[str, str]) -> int:
+        """Fork as long as a fork is like a new process; return the exit code of :meth:`serve`."""
+        changed, reason = image.change(), ""
+        if not changed:  # during the imports: some modules could be those of before, and others of after
+            self._control.send(READY)
         while not (changed or reason):
             descriptors: list[int] = []
-            ready = select.select(lines, [], [], min(_LOOK_S, quiet_s))[0]
-            if relief in ready or (not ready and time.monotonic() - wanted_at >= quiet_s):
-                return None
-            if ready:
-                wanted_at = time.monotonic()
+            if select.select([self._control], [], [], _LOOK_S)[0]:
                 message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
                 if not message:
                     return 0
@@ -165,14 +104,6 @@ class ForkServer:
             os.environ.clear()
             os.environ.update(json.loads(line))
         return self._run(group)
-
-
-def _settle(image: ImportedImage) -> None:
-    """Note what has been imported, and make forks of it cheap."""
-    image.take()
-    gc.collect()
-    gc.freeze()  # so that no fork copies the pages of all objects with its first collection
-    use_large_pages()
 
 
 def _import(*, preload: bool) -> dict[str, str]:

@@ -40,13 +40,8 @@ class ImportedImage:
         """Begin. A file that changes from now on may have been imported before or after its change."""
         return cls(time.clock_gettime_ns(_CLOCK_OF_FILES), _packages())
 
-    @property
-    def descriptor(self) -> int:
-        """Return the one on which the kernel reports changes, -1 if there is none; a fork needs it."""
-        return self._watch.queue
-
     def take(self) -> None:
-        """Note the modules imported so far; again after more imports."""
+        """Note the modules imported so far."""
         names = {name for module in list(sys.modules.values()) if (name := _file_of(module))}
         folders = {os.path.dirname(name) for name in names}  # noqa: PTH120 - thousands of them
         self._watch.begin({*folders, *_search_path(), *self._packages})
@@ -68,30 +63,27 @@ class _Watch:
     """Tells, in one system call, whether anything changed in folders; always true if the kernel cannot say."""
 
     def __init__(self) -> None:
-        self.queue = -1
+        self._queue = -1
         self._is_certain = False
         self._is_new = True
 
     def begin(self, folders: set[str]) -> None:
-        """Watch these folders, without those below them, and no others."""
-        if self.queue >= 0:
-            os.close(self.queue)
-        self._is_new = True
-        self.queue = int(_libc.inotify_init1(_NONBLOCKING | _CLOSE_ON_EXEC))
+        """Watch these folders, without those below them."""
+        self._queue = int(_libc.inotify_init1(_NONBLOCKING | _CLOSE_ON_EXEC))
         there = {folder for folder in folders if os.path.isdir(folder)}  # noqa: PTH112 - hundreds of them
-        self._is_certain = self.queue >= 0 and all(map(_is_local, there)) and all(map(self._add, there))
+        self._is_certain = self._queue >= 0 and all(map(_is_local, there)) and all(map(self._add, there))
 
     def has_news(self) -> bool:
         if self._is_new or not self._is_certain:
             self._is_new = False
             return True
         with contextlib.suppress(BlockingIOError):
-            while os.read(self.queue, 1 << 16):
+            while os.read(self._queue, 1 << 16):
                 self._is_new = True  # and check again later, since this check may have been too early
         return self._is_new
 
     def _add(self, folder: str) -> bool:
-        return bool(_libc.inotify_add_watch(self.queue, os.fsencode(folder), ctypes.c_uint32(_WATCHED)) >= 0)
+        return bool(_libc.inotify_add_watch(self._queue, os.fsencode(folder), ctypes.c_uint32(_WATCHED)) >= 0)
 
 
 def _is_local(folder: str) -> bool:

@@ -37,5 +37,4 @@ COMPILE = JobKind(
     check,
     page="api.dashboard:static/kinds/compile.js",
     report="report.json",
-    preloads_later=("service.compilation.job", "torch._inductor.compile_fx"),
 )

@@ -159,8 +159,7 @@ class JobKind(Declaration[CommonSpec]):
     middle of the job page shows; result and metrics where there is none. ``report`` names the JSON artifact that
     ``/v1/jobs/{id}/report`` answers with; the result where there is none. ``preloads`` names modules that ranks import
     anyway, the function's own first: hosts import them before there is a job, and fork its ranks. Their import must
-    change nothing else: start no thread, initialise no device, open no file, set no variable. ``preloads_later`` names
-    more of them, which few jobs need or which take long: hosts import them once no job has come for a while.
+    change nothing else: start no thread, initialise no device, open no file, set no variable.
     ``check_stop(spec, rule, jobs)`` yields why the rule of a sweep of so many jobs could not follow this one, which
     reports metrics by steps and ends when ``RunContext.ends_early`` says so; ``None`` for a kind whose jobs do neither.
     """
@@ -170,7 +169,6 @@ class JobKind(Declaration[CommonSpec]):
     page: str | None = None
     report: str | None = None
     preloads: tuple[str, ...] = ()
-    preloads_later: tuple[str, ...] = ()
     check_stop: Callable[[Any, StoppingRule, int], Iterable[Problem]] | None = None
 
     @property

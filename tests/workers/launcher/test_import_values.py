@@ -14,10 +14,8 @@ import pytest
 from lanes import first_fast
 
 from service.jobs.kinds.registry import KINDS
-from workers.launcher import program
 
-DECLARATIONS = [KINDS.declaration(kind) for kind in KINDS.provided]
-PRELOADS = [module for each in DECLARATIONS for module in (*each.preloads, *each.preloads_later)]
+PRELOADS = [module for kind in KINDS.provided for module in KINDS.declaration(kind).preloads]
 DUMP = """
 import json, os, pathlib, sys, types
 PLAIN = (str, bytes, int, float, bool, pathlib.PurePath)
@@ -63,9 +61,7 @@ for module in modules:
     importlib.import_module(module)
 exec(open(script).read())
 """
-NO_THREADS = program._NO_THREADS
-NOT_FOR_JOBS = ("torch._inductor.wrapper_benchmark.",)
-"""Values of what only generated code that is run as a program uses."""
+NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 OF_EVERY_PROCESS = ("psutil._last_", "threading.", "tempfile.tempdir", "workers.launcher.", "signal.", "filelock.")
 """Values that change while a process runs, whatever it has imported."""
 UNSETTLED = ("torch._dynamo.variables.torch_function.banned_attrs", "sympy.Dummy._count")
@@ -110,11 +106,7 @@ class Processes:
 
     def _read(self, name: str) -> dict[str, str]:
         found: dict[str, Any] = json.loads((self.folder / f"{name}.json").read_text())
-        return {
-            path: value
-            for path, value in found.items()
-            if not path.startswith((*OF_EVERY_PROCESS, *UNSETTLED, *NOT_FOR_JOBS))
-        }
+        return {path: value for path, value in found.items() if not path.startswith((*OF_EVERY_PROCESS, *UNSETTLED))}
 
 
 @pytest.fixture(scope="module")
