@@ -6,7 +6,7 @@ small CPU jobs of priority -100 are submitted, so many that all slots are busy a
 end, and all is measured again. *First line* is the first word of a rank, counted from the moment at which an ended job
 freed a slot (idle: from the submission).
 
-With ``--unweighed`` a full host is measured before as well, in a service without the weights and limits of threads by
+With ``--unweighed`` a full host is measured afterwards as well, in a service without the weights and limits of threads by
 which CPU jobs make way: ``TRIVET_CPU_NICENESS=0``, and ranks with as many threads as there are cores.
 
     python benchmarks/busy_host.py [--waiting 500] [--seconds 4] [--steps 60] [--unweighed]
@@ -228,15 +228,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="for which each kind of read is measured")
     parser.add_argument("--urgent", type=int, default=3, help="urgent jobs, one after the other")
     parser.add_argument("--steps", type=int, default=60, help="of the training on the GPU")
-    parser.add_argument("--unweighed", action="store_true", help="measure first without weights and limits of threads")
+    parser.add_argument("--unweighed", action="store_true", help="measure then without weights and limits of threads")
     options = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     devices = ", ".join(cuda_devices(os.environ)) or "no GPU"
     print(f"{platform.machine()}, {usable_cores()} cores, {devices}, commit {commit.stdout.strip()}\n")
-    before = [measured(options, weighed=False)[1]] if options.unweighed else []
     idle, busy = measured(options, weighed=True)
     assert idle is not None
-    print("\n".join(rows(idle, [*before, busy])), flush=True)
+    print("\n".join(rows(idle, [busy])), flush=True)
+    if options.unweighed:
+        print("\n".join(rows(idle, [measured(options, weighed=False)[1], busy])), flush=True)
 
 
 if __name__ == "__main__":
