@@ -6,7 +6,7 @@ small CPU jobs of priority -100 are submitted, so many that all slots are busy a
 end, and all is measured again. *First line* is the first word of a rank, counted from the moment at which an ended job
 freed a slot (idle: from the submission).
 
-With ``--unweighed`` a full host is measured afterwards as well, in a service without the weights and limits of threads by
+With ``--unweighed`` a full host is then measured as well, in a service without the weights and limits of threads by
 which CPU jobs make way: ``TRIVET_CPU_NICENESS=0``, and ranks with as many threads as there are cores.
 
     python benchmarks/busy_host.py [--waiting 500] [--seconds 4] [--steps 60] [--unweighed]
