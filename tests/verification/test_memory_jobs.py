@@ -33,9 +33,11 @@ def test_a_budget_of_memory_is_a_positive_number_of_gib(memory: Any) -> None:
 
 @pytest.mark.parametrize("method", slow_but_for(["crown", "alpha-crown", "beta-crown"], "crown"))
 def test_a_job_that_needs_more_than_its_budget_ends_with_reasons(trained: DataLayout, method: str) -> None:
-    """This process takes more than a MiB before anything is bounded: no step fits."""
+    """This process takes more than a MiB before anything is bounded: no step fits, and intervals prove nothing."""
     ranked, report = context(trained)
-    spec = specification(method=method, budget={"memory_gib": 2**-10, "batch": 8, "seconds": 5})
+    ball = {"robustness": {"data": {"source": "digits"}, "count": 30, "eps": 0.05}}
+    budget = {"memory_gib": 2**-10, "batch": 8, "seconds": 5}
+    spec = specification(method=method, property=ball, budget=budget)
     result = job.run(spec, ranked)
     assert result is not None
     assert len(report.bounds) == 30
