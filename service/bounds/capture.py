@@ -96,17 +96,16 @@ def trace(module: nn.Module, input_shape: Sequence[int]) -> Trace:
     Raises :class:`UnsupportedModelError` when it cannot be traced with a batch of any size.
     """
     state = {name: tensor.detach() for name, tensor in local_state(module).items()}
-    training = module.training
     # A shared module keeps the tracer's tensors: torch restores only what it found on its last path.
-    held = [(each, dict(each._parameters), dict(each._buffers)) for each in module.modules()]
+    held = [(each, each.training, dict(each._parameters), dict(each._buffers)) for each in module.modules()]
     module.eval()
     try:
         return Trace(_export(module, state, tuple(input_shape)))
     finally:
-        for each, parameters, buffers in held:
+        for each, training, parameters, buffers in held:
+            each.training = training  # layers that stay as they are in evaluation may be among those in training
             each._parameters.update(parameters)
             each._buffers.update(buffers)
-        module.train(training)
 
 
 def capture(module: nn.Module, input_shape: Sequence[int]) -> Graph:

@@ -46,6 +46,10 @@ class _AffineMap:
     matrix: Array
     constant: Array
 
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.matrix).all() and np.isfinite(self.constant).all())
+
     def least(self, weights: Array) -> float:
         """Return the least value of a combination of the entries, less the possible rounding error."""
         # Over the cube a linear function is least at a corner, where it is the constant less the sizes of all slopes.
@@ -164,6 +168,8 @@ class LinearPrograms:
 
 def _solve(objectives: _AffineMap, constraints: _AffineMap) -> tuple[float, Array | None]:
     """Return the proved margin, −inf if nothing is proved, and otherwise the solver's minimiser."""
+    if not (objectives.is_finite and constraints.is_finite):  # the solver takes no numbers that overflowed
+        return -inf, None
     result = _program(objectives, constraints)
     if result.status == 0:
         weights, multipliers = _duals(result, len(objectives.constant))

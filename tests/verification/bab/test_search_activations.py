@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import time
 from dataclasses import replace
+from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -45,7 +47,7 @@ from service.verification.bab.activations.dual_objective import DisjunctRows, Du
 from service.verification.bab.activations.intermediate_bab import _Problems, refine_intermediate_bounds
 from service.verification.bab.decision import Technique
 from service.verification.bab.heuristics import Heuristics
-from service.verification.bab.lp import LinearPrograms
+from service.verification.bab.lp import LinearPrograms, _AffineMap, _solve
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings
 from service.verification.bab.time_plan import TimePlan
@@ -369,6 +371,11 @@ def test_contradicting_splits_leave_nothing_to_prove() -> None:
     empty = root.split_further(entry, one, high, 0 * one).split_further(entry, -one, low, 0 * one)
     assert float(domain_bounds.margins(empty)) == float("inf")
     assert bool(torch.isinf(least_sampled(domain_bounds, empty, 100, generator)).all())
+
+
+def test_programs_of_numbers_that_overflowed_prove_nothing() -> None:
+    none = _AffineMap(np.zeros((0, 1)), np.zeros(0))
+    assert _solve(_AffineMap(np.full((1, 1), np.inf), np.zeros(1)), none) == (-inf, None)
 
 
 def test_no_program_for_operators_that_still_bend() -> None:
