@@ -112,3 +112,8 @@ def rounded(middle: Tensor, box: Interval, dtype: torch.dtype) -> tuple[Interval
     ends = Interval.enclosing(box.lower, box.upper, dtype)
     found = middle.to(dtype)
     return ends, found, by_instance(found.double() - middle).abs()
+
+
+def is_cut(middle: Tensor, size: float, box: Interval) -> bool:
+    """Return whether a float64 box is anywhere smaller than that of the distance ``size`` around its middle."""
+    return bool((box.lower > middle - size).any() or (box.upper < middle + size).any())

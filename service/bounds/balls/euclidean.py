@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.balls.base import Ball, rounded, size_above
+from service.bounds.balls.base import Ball, is_cut, rounded, size_above
 from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 
@@ -83,8 +83,3 @@ class EuclideanBall(Ball):
     @property
     def euclidean_size(self) -> Tensor:
         return self.size[:, 0]
-
-
-def is_cut(middle: Tensor, size: float, box: Interval) -> bool:
-    """Return whether a float64 box is anywhere smaller than that of the distance ``size`` around its middle."""
-    return bool((box.lower > middle - size).any() or (box.upper < middle + size).any())

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.balls.base import Ball, rounded, size_above
-from service.bounds.balls.euclidean import is_cut
+from service.bounds.balls.base import Ball, is_cut, rounded, size_above
 from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 

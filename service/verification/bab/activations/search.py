@@ -77,8 +77,7 @@ class _ActivationSearch:
     ) -> None:
         self.model, self.specification, self.deadline, self.listener = model, specification, deadline, listener
         self.time = model.settings.time.divided(model.search_group.axis.size)
-        self.settings = model.settings.activations
-        settings = self.settings
+        self.settings = settings = model.settings.activations
         objective = dual_objective(model.engine, root.box, root.bounds, root.specification_rows)
         self.domain_bounds = DomainBounds(objective, model.memory, settings.domain_bounds)
         self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations, settings.branching)
