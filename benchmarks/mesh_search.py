@@ -1,6 +1,6 @@
 """One search on one device and on all: what ``verify_mesh.py --cases search`` measures.
 
-The same instance is decided by the first rank alone, while the others wait, and then by all ranks together. It asks
+Each rank decides its share of the instances alone, all at the same time; then all ranks decide each together. It asks
 whether the output of a random ReLU network exceeds a limit, which lies between the largest output that an ascent
 reaches and CROWN's bound: the share ``--above`` says where, and thereby how many domains a proof takes. Several shares
 and seeds are searched one after the other; one process alone shows which of them take long enough to be worth ranks.
@@ -86,32 +86,45 @@ def _ascend(module: nn.Module, box: Interval) -> float:
 
 def measure_search(mesh: Mesh, device: torch.device, given: argparse.Namespace) -> None:
     """Print a line for each search by one rank and by all, with the ratios between them."""
+    cases = list(product(given.seed, given.above))
+    _decide(Problem.of(given, *cases[0], device), SINGLE_RANK, min(WARM_SECONDS, given.limit), device)
+    found = {
+        each: _decide(Problem.of(given, *each, device), SINGLE_RANK, given.limit, device)
+        for each in cases[mesh.rank :: mesh.dp.size]
+    }
     if mesh.rank == 0:
         print(COLUMNS + "\n" + "|---" * (COLUMNS.count("|") - 1) + "|", flush=True)
-    cases = list(product(given.seed, given.above))
-    _compare(mesh, device, Problem.of(given, *cases[0], device), min(WARM_SECONDS, given.limit))
-    for seed, above in cases:
-        found = _compare(mesh, device, Problem.of(given, seed, above, device), given.limit)
-        network = f"{given.inputs}-{given.depth}x{given.width}, seed {seed}, above {above:g}"
-        for ranks, each in zip((1, mesh.dp.size), found, strict=False):
-            print(_line(network, ranks, each, found[0]), flush=True)
+    gathered: list[dict[tuple[int, float], Decision]] = [found]
+    if mesh.dp.size > 1:
+        gathered *= mesh.dp.size
+        dist.all_gather_object(gathered, found)
+        _decide(Problem.of(given, *cases[0], device), SearchGroup(mesh.dp), min(WARM_SECONDS, given.limit), device)
+    alone = {case: each for part in gathered for case, each in part.items()}
+    for case in cases:
+        _print_case(mesh, device, given, case, alone[case])
 
 
-def _compare(mesh: Mesh, device: torch.device, problem: Problem, limit: float) -> list[Decision]:
-    """Decide by one rank, and then by all if there are several; return the decisions on the first rank."""
-    found = [_decide(problem, SINGLE_RANK, limit, device)] if mesh.rank == 0 else []
+def _print_case(
+    mesh: Mesh, device: torch.device, given: argparse.Namespace, case: tuple[int, float], alone: Decision
+) -> None:
+    """Print what one rank found, and what all find together if there are several."""
+    found = {1: alone}
     if mesh.dp.size > 1:
         dist.barrier()
-        together = _decide(problem, SearchGroup(mesh.dp), limit, device)
-        found += [together] if mesh.rank == 0 else []
-    return found
+        found[mesh.dp.size] = _decide(Problem.of(given, *case, device), SearchGroup(mesh.dp), given.limit, device)
+    if mesh.rank == 0:
+        seed, above = case
+        network = f"{given.inputs}-{given.depth}x{given.width}, seed {seed}, above {above:g}"
+        for ranks, each in found.items():
+            print(_line(network, ranks, each, alone), flush=True)
 
 
 def _decide(problem: Problem, group: SearchGroup, limit: float, device: torch.device) -> Decision:
+    """Return what was decided, less its points: they lie on the device of one rank."""
     found = decide(replace(problem.model, search_group=group), problem.query, CROWN, limit)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return found
+    return replace(found, counterexample=None, visited=None)
 
 
 def _line(network: str, ranks: int, found: Decision, alone: Decision) -> str:

@@ -171,6 +171,10 @@ class SearchGroup:
         """Return the largest of the ranks' values, entry by entry."""
         return max_over_group(values.contiguous(), self.axis.group)
 
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum of the ranks' values, entry by entry."""
+        return self._ranks.sum(values)
+
     def agree(self, values: Tensor) -> Tensor:
         """Return the first rank's values on all."""
         return self._ranks.agree(values)

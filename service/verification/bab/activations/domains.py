@@ -133,6 +133,10 @@ class DomainPool:
         margins = self._store.margin[self._store.disjunct == disjunct]
         return float(margins.min()) if len(margins) else float("inf")
 
+    def count_of(self, disjunct: int) -> int:
+        """Return how many domains of one disjunct are open."""
+        return len(self._slots_of(disjunct))
+
     @property
     def disjuncts(self) -> Tensor:
         """Return the disjuncts of open domains, each once."""

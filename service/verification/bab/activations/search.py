@@ -30,6 +30,7 @@ from service.verification.bab.activations.domains import DomainPool, Domains, Do
 from service.verification.bab.activations.intermediate_bounds import RootBounds, bound_root
 from service.verification.bab.activations.recorded_splits import RecordedSplits
 from service.verification.bab.activations.refinement_times import RefinementTimes
+from service.verification.bab.activations.restarts import Restarts
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
@@ -107,8 +108,10 @@ class _ActivationSearch:
         first = replace(self.from_scratch, doubts_after=self.refinement.due if self.model.engine.refines else inf)
         self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, first), losing=ROOTS)
         self._if_memory_allows(lambda: self.domain_bounds.calibrate(self.roots))
+        group = self.model.search_group
+        self.restarts = Restarts.of(group, self.pool, len(self.roots), self.model.device)
         # Every rank has bounded the roots, but one alone starts from them: the others get domains by exchange.
-        if not self.model.search_group.is_first:
+        if not group.is_first:
             self.pool = DomainPool(self.roots, self.model.memory, self.settings.pool)
             self.domains = 0
 
@@ -261,9 +264,7 @@ class _ActivationSearch:
         self._bound_roots_again(self._open_disjuncts())
 
     def _bound_roots_again(self, disjuncts: Tensor) -> Tensor:
-        """Bound the whole box again, and return the margins ``(n,)``; a disjunct that gains more from this than from
-        all of its splits starts over, on the first rank.
-        """
+        """Bound whole boxes again, and return their margins ``(n,)``; where a new tree is smaller, it starts over."""
         group = self.model.search_group
         roots = self.domain_bounds.roots(torch.full_like(self.margins, -inf)).with_(node=self.roots.node)
         roots = roots.rows(disjuncts)
@@ -271,9 +272,7 @@ class _ActivationSearch:
         roots = roots if found is None else found
         self.domains += len(roots) if group.is_first else 0
         margins = group.agree(roots.margin)
-        least = [self.pool.bound_of(disjunct) for disjunct in disjuncts.tolist()]
-        of_splits = -group.most(-torch.tensor(least, dtype=torch.float64, device=margins.device))
-        for index in (margins > of_splits).nonzero().flatten().tolist():
+        for index in self.restarts.chosen(self.pool, disjuncts, margins):
             self._start_over(int(disjuncts[index]), roots.rows(slice(index, index + 1)))
         self._if_memory_allows(lambda: self.domain_bounds.calibrate(roots))
         return margins
