@@ -20,7 +20,7 @@ export function turn(line, now) {
 
 /** When a job may start. @param {import("./types.js").StartEstimate | null} start @param {number} now in milliseconds */
 export function expected(start, now) {
-  if (!start) return "when it may start is unknown";
+  if (!start) return "start unknown";
   if (!start.rests_on.length) return "it fits now";
   const seconds = Math.max((Date.parse(start.at) - now) / 1000, 0);
   return `may start in ${duration(seconds)}, by ${start.rests_on.map((basis) => BASES[basis]).join(" and ")}`;
