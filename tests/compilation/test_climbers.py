@@ -313,22 +313,56 @@ class NotingOrder(Telling):
             file.write(f"{os.getpid()} {what}\n")
 
 
-def test_processes_of_a_large_program_share_no_run_and_all_but_the_first_compile_before_float64(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def orders(file: Path) -> list[list[str]]:
+    """Return what each process noted, each word once."""
+    found: dict[str, dict[str, None]] = {}
+    for line in file.read_text().splitlines():
+        process, what = line.split()
+        found.setdefault(process, {})[what] = None
+    return sorted(map(list, found.values()))
+
+
+@dataclass(frozen=True)
+class WithMomentum(NotingOrder):
+    """Its optimizer holds more after a step than before."""
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        parts = super().build(dtype)
+        held = [each for module in parts.modules.values() for each in module.parameters()]
+        return replace(parts, optimizers=(torch.optim.SGD(held, lr=0.01, momentum=0.9),))
+
+
+@dataclass(frozen=True)
+class OtherwiseInEachProcess(NotingOrder):
+    """It begins with other weights in each process, which no program may."""
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        parts = super().build(dtype)
+        with torch.no_grad():
+            for module in parts.modules.values():
+                for each in module.parameters():
+                    each.mul_(1 + os.getpid() / 2**20)
+        return parts
+
+
+BY_ONE = [["eager", "compiled"], ["eager", "float64", "compiled"]]
+BY_EACH = [["eager", "compiled", "float64"], ["eager", "float64", "compiled"]]
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [(NotingOrder, BY_ONE), (WithMomentum, BY_EACH), (OtherwiseInEachProcess, BY_EACH)],
+    ids=["states that each can make", "states that it cannot", "other states"],
+)
+def test_one_process_makes_the_baseline_of_a_large_program_whose_states_each_can_make(
+    program: type[NotingOrder], expected: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(climber_process, "SMALL", 0)
-    program = NotingOrder("train", 0, file=tmp_path / "steps")
-    found, _ = climbed(prepared(program), tuple((case,) for case in EACH_PHASE[0]))
+    file = tmp_path / "steps"
+    found, _ = climbed(prepared(program("train", 0, file=file)), tuple((case,) for case in EACH_PHASE[0]))
     assert [each.result.verdict for each in found] == ["pass"] * 2
     assert [rung_row(each.result)["parity"]["judged_by"] for each in found] == ["float64"] * 2
-    orders: dict[str, list[str]] = {}
-    for line in program.file.read_text().splitlines():
-        process, what = line.split()
-        orders.setdefault(process, []).append(what)
-    assert sorted(list(dict.fromkeys(order)) for order in orders.values()) == [
-        ["eager", "compiled", "float64"],
-        ["eager", "float64", "compiled"],
-    ]
+    assert orders(file) == expected
 
 
 def test_a_baseline_of_a_first_run_that_could_not_be_handed_on_is_no_other_process_s(
