@@ -296,6 +296,15 @@ def test_one_process_of_a_phase_makes_the_baseline_and_if_it_ends_another(ends: 
     assert parities == ["float64"] * 2
 
 
+def test_a_process_of_inference_then_takes_a_rung_of_training_and_the_baseline_of_another(tmp_path: Path) -> None:
+    program = InDoublePrecision("train", 0, file=tmp_path / "processes")
+    train, inference = EACH_PHASE
+    found, _ = climbed(prepared(program), (train[:1], (*inference, *train[1:])), (*EACH_PHASE,), WHOLE)
+    verdicts = {each.result.case: each.result.verdict for each in found}
+    assert verdicts == dict.fromkeys(WHOLE[0], "pass")
+    assert len(set(program.file.read_text().split())) == len(program.file.read_text().split()) == 2
+
+
 @dataclass(frozen=True)
 class NotingOrder(Telling):
     """A sound program that notes its compiled steps too, and where it is built in float64."""
