@@ -71,11 +71,9 @@ def begin_again_with(program: Path) -> NoReturn:
     shutil.copy(program, own / "measured.py")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: measuredprogram\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[trivet.programs]\nmeasured = measuredprogram.declared:PROGRAM\n")
-    os.execve(
-        sys.executable,
-        [sys.executable, *sys.argv],
-        os.environ | {_PACKAGES: str(packages), "PYTHONPATH": str(packages)},
-    )
+    paths = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
+    own_variables = {_PACKAGES: str(packages), "PYTHONPATH": paths}
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | own_variables)
 
 
 @dataclass(frozen=True)

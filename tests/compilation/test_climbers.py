@@ -215,8 +215,8 @@ def test_what_the_processes_do_is_told_with_the_time_until_the_slowest_ends(monk
     assert reporter.last["phase"] == "train: float64; inference: eager PyTorch"
     assert "left_s" not in reporter.last  # the other has not ended a run
     seen.hear(1, "inference: float64")
-    assert reporter.last["left_s"] == 90.0  # of ten runs each, one has ended
-    assert (reporter.last["done"], reporter.last["total"], reporter.last["share"]) == (0, 4, 0.1)
+    assert reporter.last["left_s"] == 110.0  # of twelve runs each, one has ended
+    assert (reporter.last["done"], reporter.last["total"], reporter.last["share"]) == (0, 4, 0.083)
     seen.end(1)
     seen.publish(4)
     assert reporter.last["phase"] == "train: float64"

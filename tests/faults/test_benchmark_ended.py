@@ -24,8 +24,7 @@ finally:
 
 def test_a_benchmark_that_timeout_ends_ends_what_it_has_entered() -> None:
     command = [sys.executable, "-c", SCRIPT]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=BENCHMARKS, text=True, **pipes) as process:
+    with subprocess.Popen(command, cwd=BENCHMARKS, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "runs\n"
         process.send_signal(signal.SIGTERM)
