@@ -17,8 +17,6 @@ here is skipped, with the reason. ``--out`` adds it to a file as a row of Markdo
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +26,7 @@ import cases_security
 import cases_training
 import cases_verification
 from case_rows import COLUMNS, Row, skipped
+from ending import end_by_signals
 
 Part = Callable[[argparse.Namespace], Iterator[Row]]
 
@@ -58,7 +57,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=600.0, help="the seconds of a script")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # services end with this process
+    end_by_signals()
     counts: Counter[str] = Counter()
     if given.out is not None and not given.out.exists():
         given.out.write_text(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n")

@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 
 import psutil
 from api_process import free_port
+from ending import end_by_signals
 
 from trivet import Client, Refused, Unreachable
 from workers.agent.launching import PROGRAM
@@ -53,7 +54,12 @@ class Service:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start, and return when it is ready. Raises ``RuntimeError`` when it does not get there."""
+        """Start, and return when it is ready. Raises ``RuntimeError`` when it does not get there.
+
+        A signal that ends this process then raises ``SystemExit``, so that it can be stopped; until it is ready, it
+        stops by itself.
+        """
+        end_by_signals()
         self.data.mkdir(parents=True, exist_ok=True)
         outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
         own = {"TRIVET_DATA": str(self.data), "TRIVET_PORT": str(self.port)}
@@ -69,6 +75,14 @@ class Service:
                 stderr=log,
                 start_new_session=True,
             )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_until_ready(self) -> None:
+        assert self.process is not None
         deadline = time.monotonic() + 120
         while not (self.key_file.exists() and self.client().is_ready()):
             if self.process.poll() is not None or time.monotonic() > deadline:

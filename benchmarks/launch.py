@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from api_process import ApiProcess
+from ending import end_by_signals
 
 from service.jobs.events import rank_file
 from service.jobs.files import DataLayout
@@ -161,6 +162,8 @@ def _moments(events: Sequence[dict[str, Any]], began: float, ended: float) -> St
 
 @contextlib.contextmanager
 def service(folder: Path, slots: int, isolation: str = "auto") -> Iterator[Store]:
+    """Yield the store of a broker and a worker, which end with their jobs, also if a signal ends this process."""
+    end_by_signals()
     data = DataLayout(folder / "data")
     with EmbeddedBroker.start(folder / "broker") as broker:
         store = Store.connect(broker.url, data)
@@ -169,9 +172,12 @@ def service(folder: Path, slots: int, isolation: str = "auto") -> Iterator[Store
             "TRIVET_REDIS_URL": broker.url,
             "TRIVET_CPU_SLOTS": str(slots),
             "TRIVET_JOB_ISOLATION": isolation,
+            "TRIVET_STOP_JOBS": "1",
         }
         with (folder / "worker.log").open("wb") as log:
-            worker = subprocess.Popen([sys.executable, "-m", "workers"], env=environment, stdout=log, stderr=log)
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "workers"], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
         try:
             while not store.hosts.list():
                 time.sleep(0.05)

@@ -14,7 +14,7 @@ from service.compilation.report.rows import metrics
 from service.compilation.run.observation import RungCase
 from service.jobs.runtime import Reporter
 
-UNCOMPILED, COMPILED = 4, 3
+UNCOMPILED, COMPILED = 4, 4
 """The runs that are announced for a phase's uncompiled program, and for each rung; one that generates code starts
 again from a filled cache.
 """

@@ -11,7 +11,7 @@ from itertools import groupby
 
 import torch
 
-from service.compilation.forks import EXCHANGED, FINEST, PLAN, SHARES, STOP, UNKNOWN, Seat
+from service.compilation.forks import EXCHANGED, FINEST, HANDS_ON, PLAN, STOP, UNKNOWN, Seat
 from service.compilation.instruments.profile import start_profiler
 from service.compilation.judgement import Result
 from service.compilation.ladder import climb
@@ -77,10 +77,15 @@ class ClimbTask:
         for phase, cases in groupby(own, lambda case: case.phase):
             watch = Stopwatch()
             rungs = [case.rung for case in cases]
-            # What one process makes for itself alone, or too large to write down, is not handed on.
+            # What one process makes for itself alone is not handed on.
             beside = [index for index, part in enumerate(chosen) if any(case.phase == phase for case in part)]
-            shares = exchange.has_any(phase) or (len(beside) > 1 and seat.shared[SHARES])
-            own_plan = replace(plan, exchange=exchange if shares else None, defers=self.index > beside[0])
+            shares = len(beside) > 1 or exchange.has_any(phase)
+            own_plan = replace(
+                plan,
+                exchange=exchange if shares else None,
+                defers=self.index > beside[0],
+                each_makes_states=not seat.shared[HANDS_ON],
+            )
 
             def is_to_stop() -> bool:
                 return bool(seat.shared[STOP])
@@ -96,7 +101,7 @@ class ClimbTask:
         """Return the plan, once the first process has chosen it."""
         if seat.shared[PLAN] == UNKNOWN and not self.index:
             size = _bytes_of(program)
-            seat.shared[SHARES] = size <= SMALL
+            seat.shared[HANDS_ON] = size <= SMALL
             seat.shared[PLAN] = FINEST + choose_plan(self.plans, size, _room(program.device))
         while seat.shared[PLAN] == UNKNOWN:
             time.sleep(_POLL_S)

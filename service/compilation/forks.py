@@ -18,9 +18,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-STOP, PLAN, SHARES = 0, 1, 2
+STOP, PLAN, HANDS_ON = 0, 1, 2
 """Places in the memory that all processes share: whether to stop, the number of the plan by which they climb, and
-whether those of a phase share its uncompiled runs.
+whether the states of uncompiled runs are small enough to be handed on.
 """
 UNKNOWN, FINEST = 0, 1
 """No plan has been chosen yet; the first, with the most processes."""

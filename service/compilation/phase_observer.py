@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from operator import attrgetter, itemgetter
 
 import torch
@@ -18,7 +17,6 @@ from service.compilation.ranks.group import Separable, any_rank, collective_atte
 from service.compilation.run.baseline import (
     AwaitedBaseline,
     Baseline,
-    FirstRun,
     Reference,
     UncompiledError,
     UncompiledRuns,
@@ -30,8 +28,8 @@ from service.compilation.run.exchange import Exchange
 from service.compilation.run.influence import without_influence
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.run.observe_rung import observe_rung
-from service.compilation.run.recorded_run import near_device
 from service.compilation.run.run_plan import RunPlan
+from service.compilation.run.shared_runs import SharedRuns
 from service.jobs.spec.compile import Phase
 
 _ERROR: Callable[[Observation], str] = attrgetter("error")
@@ -52,8 +50,6 @@ class PhaseObserver:
         """Run the uncompiled program, or take what another process found when it ran it."""
         if plan.exchange is not None:
             return PhaseObserver._beside_others(program, phase, plan, plan.exchange)
-        if plan.defers:
-            return PhaseObserver._before_the_rest(program, phase, plan)
         (baseline, _), problems = collective_attempt(lambda: _baseline(program, phase, plan), itemgetter(1))
         problem = next((each for each in problems if each), "")
         if baseline is None or problem:
@@ -65,38 +61,15 @@ class PhaseObserver:
         """Begin as soon as the first run is known, unless that may not be the one that counts: the process that made
         it makes the rest at once.
         """
-        runs = UncompiledRuns(program, phase, plan.iterations, any_rank, plan.tells)
-        visit_once = cache(runs.visit)
+        runs = UncompiledRuns(program, phase, plan.iterations, any_rank, plan.tells, plan.each_makes_states)
         try:
             with _described():
-                first, is_own = exchange.obtain(f"{phase}: first run", runs.begin, visit_once)
-                waits = is_own or visit_once()
-                if not is_own:
-                    first = replace(first, eager=near_device(first.eager, program.device))
-            awaited = AwaitedBaseline(first, lambda: _examined(program, _take(exchange, runs, first)))
-            reference = awaited.completed() if waits else awaited
+                shared = SharedRuns.begin(runs, exchange, defers=plan.defers)
+            awaited = AwaitedBaseline(shared.first, lambda: _examined(program, _completed(shared)))
+            reference = awaited.completed() if shared.waits else awaited
         except UncompiledError as error:
             return PhaseObserver(program, None, str(error))
         return PhaseObserver(program, reference)
-
-    @staticmethod
-    def _before_the_rest(program: Program, phase: Phase, plan: RunPlan) -> PhaseObserver:
-        """Begin after the first run, of a process without other ranks; the first rung makes the rest before it is
-        judged.
-        """
-        runs = UncompiledRuns(program, phase, plan.iterations, any_rank, plan.tells)
-
-        def complete() -> Baseline:
-            torch.cuda.empty_cache()  # what the rung took and has let go of, other processes on the device may need
-            with _described():
-                return runs.complete(first)
-
-        try:
-            with _described():
-                first = runs.begin()
-        except UncompiledError as error:
-            return PhaseObserver(program, None, str(error))
-        return PhaseObserver(program, AwaitedBaseline(first, lambda: _examined(program, complete())))
 
     def observe(self, case: RungCase, plan: RunPlan) -> Observation:
         """Return what is seen of a rung; a program that does not run uncompiled fails every one."""
@@ -134,22 +107,9 @@ def _described() -> Iterator[None]:
         raise UncompiledError(f"the uncompiled model does not run: {fault_of_program(error)}") from error
 
 
-def _take(exchange: Exchange, runs: UncompiledRuns, first: FirstRun) -> Baseline:
-    """Return the baseline that this process or another one makes of the first run; its own where another first run
-    could not be handed on.
-    """
-
-    def make() -> tuple[str, Baseline]:
-        made = runs.complete(first)
-        return first.name, made if made.hidden_by_tf32 else replace(made, eager=first.eager.without_results())
-
+def _completed(shared: SharedRuns) -> Baseline:
     with _described():
-        (name, baseline), is_own = exchange.obtain(f"{runs.phase}: baseline", make)
-        if name != first.name:
-            return runs.complete(first)
-    if not baseline.hidden_by_tf32:
-        return replace(baseline, eager=first.eager)
-    return baseline if is_own else replace(baseline, eager=near_device(baseline.eager, baseline.device))
+        return shared.complete()
 
 
 def _examined(program: Program, baseline: Baseline) -> Baseline:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import pi, prod
+from math import nan, pi, prod
 from typing import Protocol
 
 import torch
@@ -90,7 +90,7 @@ def _shifted(state: Tensor, places: int) -> Tensor:
 
 def draw(
     distribution: Distribution,
-    key: int,
+    key: int | None,
     shape: tuple[int, ...],
     dimension: int | None,
     axis: Axis,
@@ -98,10 +98,15 @@ def draw(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Return this rank's part of a parameter of global ``shape``, divided along ``dimension`` over ``axis``."""
+    """Return this rank's part of a parameter of global ``shape``, divided along ``dimension`` over ``axis``.
+
+    Without a ``key`` it is NaN.
+    """
     own = [divided(size, axis, "dimension") if index == dimension else size for index, size in enumerate(shape)]
     starts = [axis.rank * size if index == dimension else 0 for index, size in enumerate(own)]
     part = torch.empty(own, dtype=dtype, device=device)
+    if key is None:
+        return part.fill_(nan)
     rows = part if part.dim() else part.view(1)
     step = max(AT_ONCE // max(prod(own[1:]), 1), 1)
     for row in range(0, len(rows), step):
@@ -128,12 +133,12 @@ def materialize(
     axis: Axis = SINGLE,
     dtype: torch.dtype,
     device: torch.device,
-    seed: int,
+    seed: int | None,
 ) -> None:
     """Draw the weights of a model planned on the meta device: this rank's part of each, on ``device``.
 
     A tied parameter is drawn once, under the name of its first place, also for a stage that has only the second.
-    Padding is zero.
+    Padding is zero. Without a ``seed`` weights are NaN.
     """
     all_planned, tied, rows = list(sharded_dimensions(model)), tied_names(model), unpadded_rows(model)
     present = {name for name, _, _ in all_planned}
@@ -142,7 +147,8 @@ def materialize(
         if known != name and known in present:
             continue
         shape = _global_shape(planned.shape, dimension, axis)
-        part = draw(distribution(known), key_of(seed, known), shape, dimension, axis, dtype=dtype, device=device)
+        key = None if seed is None else key_of(seed, known)
+        part = draw(distribution(known), key, shape, dimension, axis, dtype=dtype, device=device)
         if name in rows:
             part[padded(axis, rows[name]).own :] = 0
         owner, _, leaf = name.rpartition(".")

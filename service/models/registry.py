@@ -54,19 +54,20 @@ def build(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    seed: int = 0,
+    seed: int | None = 0,
     part: Part | None = None,
 ) -> nn.Module:
     """Return this rank's part of the model: its pipeline stage (or ``part``), tensor-parallel shards, not yet FSDP's.
 
-    The global weights are the same for every layout from one ``seed``. On the meta device nothing is drawn.
+    The global weights are the same for every layout from one ``seed``. On the meta device nothing is drawn, nor without
+    a seed: the weights, to be loaded, are NaN then, but those of a plain module, which its constructor makes.
     Parameters are DTensors where the mesh has launched ``tp`` ranks, else plain tensors.
     """
     axis = SINGLE if mesh is None else mesh.tp
     if part is None:
         part = Part() if mesh is None else Part(mesh.pp.rank, mesh.pp.size)
     device = torch.device(device)
-    model = _planned_or_plain(config, axis, device, seed)
+    model = _planned_or_plain(config, axis, device, seed or 0)
     planned = cast(Model, model)
     cut(planned, part)
     tie(model)  # before parameters are counted, drawn or divided: what both places share stays one, as a DTensor too

@@ -215,8 +215,8 @@ def test_what_the_processes_do_is_told_with_the_time_until_the_slowest_ends(monk
     assert reporter.last["phase"] == "train: float64; inference: eager PyTorch"
     assert "left_s" not in reporter.last  # the other has not ended a run
     seen.hear(1, "inference: float64")
-    assert reporter.last["left_s"] == 90.0  # of ten runs each, one has ended
-    assert (reporter.last["done"], reporter.last["total"], reporter.last["share"]) == (0, 4, 0.1)
+    assert reporter.last["left_s"] == 110.0  # of twelve runs each, one has ended
+    assert (reporter.last["done"], reporter.last["total"], reporter.last["share"]) == (0, 4, 0.083)
     seen.end(1)
     seen.publish(4)
     assert reporter.last["phase"] == "train: float64"
@@ -296,6 +296,15 @@ def test_one_process_of_a_phase_makes_the_baseline_and_if_it_ends_another(ends: 
     assert parities == ["float64"] * 2
 
 
+def test_a_process_of_inference_then_takes_a_rung_of_training_and_the_baseline_of_another(tmp_path: Path) -> None:
+    program = InDoublePrecision("train", 0, file=tmp_path / "processes")
+    train, inference = EACH_PHASE
+    found, _ = climbed(prepared(program), (train[:1], (*inference, *train[1:])), (*EACH_PHASE,), WHOLE)
+    verdicts = {each.result.case: each.result.verdict for each in found}
+    assert verdicts == dict.fromkeys(WHOLE[0], "pass")
+    assert len(set(program.file.read_text().split())) == len(program.file.read_text().split()) == 2
+
+
 @dataclass(frozen=True)
 class NotingOrder(Telling):
     """A sound program that notes its compiled steps too, and where it is built in float64."""
@@ -313,22 +322,56 @@ class NotingOrder(Telling):
             file.write(f"{os.getpid()} {what}\n")
 
 
-def test_processes_of_a_large_program_share_no_run_and_all_but_the_first_compile_before_float64(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def orders(file: Path) -> list[list[str]]:
+    """Return what each process noted, each word once."""
+    found: dict[str, dict[str, None]] = {}
+    for line in file.read_text().splitlines():
+        process, what = line.split()
+        found.setdefault(process, {})[what] = None
+    return sorted(map(list, found.values()))
+
+
+@dataclass(frozen=True)
+class WithMomentum(NotingOrder):
+    """Its optimizer holds more after a step than before."""
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        parts = super().build(dtype)
+        held = [each for module in parts.modules.values() for each in module.parameters()]
+        return replace(parts, optimizers=(torch.optim.SGD(held, lr=0.01, momentum=0.9),))
+
+
+@dataclass(frozen=True)
+class OtherwiseInEachProcess(NotingOrder):
+    """It begins with other weights in each process, which no program may."""
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        parts = super().build(dtype)
+        with torch.no_grad():
+            for module in parts.modules.values():
+                for each in module.parameters():
+                    each.mul_(1 + os.getpid() / 2**20)
+        return parts
+
+
+BY_ONE = [["eager", "compiled"], ["eager", "float64", "compiled"]]
+BY_EACH = [["eager", "compiled", "float64"], ["eager", "float64", "compiled"]]
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [(NotingOrder, BY_ONE), (WithMomentum, BY_EACH), (OtherwiseInEachProcess, BY_EACH)],
+    ids=["states that each can make", "states that it cannot", "other states"],
+)
+def test_one_process_makes_the_baseline_of_a_large_program_whose_states_each_can_make(
+    program: type[NotingOrder], expected: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(climber_process, "SMALL", 0)
-    program = NotingOrder("train", 0, file=tmp_path / "steps")
-    found, _ = climbed(prepared(program), tuple((case,) for case in EACH_PHASE[0]))
+    file = tmp_path / "steps"
+    found, _ = climbed(prepared(program("train", 0, file=file)), tuple((case,) for case in EACH_PHASE[0]))
     assert [each.result.verdict for each in found] == ["pass"] * 2
     assert [rung_row(each.result)["parity"]["judged_by"] for each in found] == ["float64"] * 2
-    orders: dict[str, list[str]] = {}
-    for line in program.file.read_text().splitlines():
-        process, what = line.split()
-        orders.setdefault(process, []).append(what)
-    assert sorted(list(dict.fromkeys(order)) for order in orders.values()) == [
-        ["eager", "compiled", "float64"],
-        ["eager", "float64", "compiled"],
-    ]
+    assert orders(file) == expected
 
 
 def test_a_baseline_of_a_first_run_that_could_not_be_handed_on_is_no_other_process_s(

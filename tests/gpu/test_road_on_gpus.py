@@ -79,6 +79,18 @@ def test_the_road_of_a_language_model_on_two_gpus(service: Service, trained: dic
     train_by_gate_and_kill(service, checked["id"], LANGUAGE | divided, losses(service, trained["id"]))
 
 
+def test_one_of_two_processes_makes_the_uncompiled_runs_of_a_large_model(service: Service) -> None:
+    """Each makes the states, of more than 256 MiB, itself."""
+    model = {"family": "transformer", "dim": 1024, "heads": 8, "layers": 8, "max_sequence": SEQUENCE}
+    spec = {"kind": "compile", "model": model, "shapes": [4], "modes": ["eager", "aot_eager"], "phases": ["train"]}
+    checked = ended(service, {**spec, **COMMON})
+    assert checked["result"]["verdicts"] == {"pass": 2}, checked["result"]["summary"]
+    spans = service.http.get(f"/v1/jobs/{checked['id']}/events", params={"types": "span"}).json()["items"]
+    runs = [set(span["detail"]["runs"]) for span in spans if span["name"].startswith("train/")]
+    assert sorted("train: float64" in each for each in runs) == [False, True]
+    assert sorted("train: each shape once, uncompiled" in each for each in runs) == [False, True]
+
+
 def train_by_gate_and_kill(service: Service, gate: str, spec: dict[str, Any], alone: list[float]) -> None:
     """A training that the gate compiles loses its ranks, resumes, and ends where one without either ends."""
     job = service.submit(

@@ -53,7 +53,8 @@ class _CheckedModel:
 
         Any other ``dtype`` than float32 is exact: without mixed precision and float8.
         """
-        model = models.build(self.config, self.mesh, device=self.device, seed=self.seed, part=part)
+        seed = self.seed if self.weights is None else None  # what is loaded is not drawn before
+        model = models.build(self.config, self.mesh, device=self.device, seed=seed, part=part)
         if self.weights is not None:
             models.load_into(model, self.weights)
         model.to(dtype)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -24,10 +24,17 @@ from service.compilation.instruments.text import first_line
 from service.compilation.instruments.tf32 import FactorsSeen, InTf32, factors_that_may_lose_bits, full_float32
 from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Program
-from service.compilation.run.built_program import StepRecord, build, record_step
+from service.compilation.run.built_program import BuiltProgram, StepRecord, build, record_step
 from service.compilation.run.oracles import Oracle, all_of, comparable, drifts, oracles_of, oracles_of_one, scale_of
 from service.compilation.run.parity_settings import SETTINGS
-from service.compilation.run.recorded_run import RecordedRun, record_run, record_uncompiled, states_to_keep
+from service.compilation.run.recorded_run import (
+    KeptStates,
+    RecordedRun,
+    Snapshot,
+    record_run,
+    record_uncompiled,
+    states_to_keep,
+)
 from service.compilation.run.sampling import Key
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
@@ -180,6 +187,18 @@ def make_baseline(
 
 
 @dataclass(frozen=True)
+class Visit:
+    """What a process has found out before the first run is known."""
+
+    start: Snapshot | None
+    """The state of a new build; ``None`` if states are handed on."""
+    loses_bits: bool
+    """Whether the program calls what may be computed in TF32, or cannot be watched: the first run may then not be the
+    one that counts.
+    """
+
+
+@dataclass(frozen=True)
 class UncompiledRuns:
     """The program and phase to run, and whom to ask and tell meanwhile."""
 
@@ -188,37 +207,38 @@ class UncompiledRuns:
     iterations: int
     on_any: Callable[[bool], bool]
     tells: Callable[[str], None]
+    each_makes_states: bool = False
+    """Whether each process that needs the states makes them, since they are too large to be handed on."""
 
-    def visit(self) -> bool:
-        """Run the program once with each input shape, so that its first run in this process is no compiled one. Return
-        whether it calls what may be computed in TF32, or cannot be watched: the first run may then not be the one that
-        counts.
-        """
+    def visit(self) -> Visit:
+        """Run the program once with each input shape, so that its first run in this process is no compiled one."""
         self.tells(f"{self.phase}: each shape once, uncompiled")
         if not (factors := factors_that_may_lose_bits(self.program.device)):
-            self._run_each_shape()
-            return False
+            return Visit(self._run_each_shape(), loses_bits=False)
         try:
             with FactorsSeen(factors) as seen:
-                self._run_each_shape()
+                start = self._run_each_shape()
         except Exception as error:  # of a program that runs under no such watch, or not at all
             raise_host_fault(error)
-            self._run_each_shape()
-            return True
-        return bool(seen.calls)
+            return Visit(self._run_each_shape(), loses_bits=True)
+        return Visit(start, bool(seen.calls))
 
-    def _run_each_shape(self) -> None:
+    def _run_each_shape(self) -> Snapshot | None:
         built = build(self.program, self.phase)
+        start = Snapshot.of(built, self._states_to_keep(built).place) if self.each_makes_states else None
         for number in range(self.program.period):
             record_step(built, number)
+        return start
+
+    def _states_to_keep(self, built: BuiltProgram) -> KeptStates:
+        return states_to_keep(built, self.iterations, self.on_any, is_varied=self.each_makes_states)
 
     def begin(self) -> FirstRun:
         """Make the run whose states all others start from, and count its calls."""
         self.tells(f"{self.phase}: eager PyTorch")
         built = build(self.program, self.phase)
         with counted_checkpoints() as checkpoints, counted_calls(built.parts.units()) as calls:
-            keeping = partial(states_to_keep, iterations=self.iterations, on_any=self.on_any)
-            eager = record_run(built, self.iterations, keeping=keeping)
+            eager = record_run(built, self.iterations, keeping=self._states_to_keep)
         return FirstRun(eager, dict(calls), bool(calls.differentiable), bool(checkpoints))
 
     def complete(self, first: FirstRun) -> Baseline:

@@ -13,8 +13,10 @@ from torch import Tensor
 K = TypeVar("K")
 LARGE = 2**13
 """Elements from which on a copy to the device pays: a core of the host takes ten times as long to compare them."""
-_PIECE, _PIECE_TO_DEVICE = 2**22, 2**26
-"""Bytes that are copied to the host at once, where a piece must not show in peak memory, and to the device."""
+_PIECE, _PIECE_TO_DEVICE = 2**25, 2**26
+"""Bytes that are copied to the host at once, where a piece must not show in peak memory, and to the device. The results
+of most steps are one piece: each waits for its turn on the device, as long as all processes that share it take.
+"""
 
 
 def to_host(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
@@ -45,21 +47,20 @@ def read(figures: Mapping[K, Tensor]) -> dict[K, list[float]]:
 
 
 def _moved(batch: list[tuple[K, Tensor]], place: torch.device) -> dict[K, Tensor]:
-    """Return copies of tensors of one type."""
+    """Return copies of tensors, of which those of wider types come first: so each begins at a multiple of its type."""
     flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for _, value in batch]).to(place)
     pieces = torch.split(flat, [value.nbytes for _, value in batch])
     return {key: piece.view(value.dtype).view(value.shape) for (key, value), piece in zip(batch, pieces, strict=True)}
 
 
 def _batches(values: Iterable[tuple[K, Tensor]], most: int) -> Iterator[list[tuple[K, Tensor]]]:
-    """Yield pieces of one type each, of ``most`` bytes or a single tensor."""
-    by_type = sorted(values, key=lambda each: str(each[1].dtype))
-    batch: list[tuple[K, Tensor]] = []
-    for key, value in by_type:
-        whole = sum(each.nbytes for _, each in batch) + value.nbytes
-        if batch and (whole > most or batch[0][1].dtype != value.dtype):
+    """Yield pieces of ``most`` bytes or a single tensor, wider types first."""
+    batch, size = list[tuple[K, Tensor]](), 0
+    for key, value in sorted(values, key=lambda each: -each[1].itemsize):
+        if batch and size + value.nbytes > most:
             yield batch
-            batch = []
+            batch, size = [], 0
         batch.append((key, value))
+        size += value.nbytes
     if batch:
         yield batch

@@ -31,15 +31,18 @@ def pace(
     alone: Callable[[], AbstractContextManager[None]] = nullcontext,
     *,
     beside_eager: bool = True,
+    profiles: Callable[[], None] = lambda: None,
 ) -> Timed:
     """Time the compiled ``built`` from its present step, before any input shape, beside the uncompiled
-    program from its first step on; with ``beside_eager`` the latter is profiled, too. ``alone`` is entered meanwhile.
+    program from its first step on; with ``beside_eager`` the latter is profiled, too. ``alone`` is entered meanwhile,
+    and ``profiles`` called in between.
     """
     program = built.program
     eager, compiled = build(program, built.phase), built
     steps = -(-_PROFILED // program.period) * program.period
     with alone():
         raced = _race(_runner(eager), _runner(compiled), program.device, agree, settings)
+        profiles()
         recorded = [_record(each, steps) for each in (compiled, eager)[: 1 + beside_eager]]
     own, *others = [each.figures() if each else None for each in recorded]
     # Code that is not generated calls the operators that eager calls.

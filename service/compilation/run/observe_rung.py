@@ -27,7 +27,7 @@ from service.compilation.run.built_program import BuiltProgram, StepRecord, buil
 from service.compilation.run.compare_runs import kinds_of, worth_keeping
 from service.compilation.run.cost import pace, warm_seconds
 from service.compilation.run.notes import notes_on_program
-from service.compilation.run.observation import Cost, Observation, RungCase, training_outcome
+from service.compilation.run.observation import Cost, Observation, RungCase, Timed, training_outcome
 from service.compilation.run.recorded_run import RecordedRun, Snapshot, record_run
 from service.compilation.run.run_plan import RunPlan
 from service.compilation.time_share import GivenUpError, given_up
@@ -107,20 +107,18 @@ class _RungObserver:
 
     def observe(self, folder: Path, kept: Path | None) -> Observation:
         """Return the observation of the rung, which compiles into ``folder``; its machine code stays in ``kept``."""
+        self.plan.tells(f"{self.case.name}: compiling and running")
         besides = allocated_bytes(self.program.device)
         built = build(self.program, self.case.phase, self.case.rung)
         compiled = [built.parts.modules[name] for name in built.parts.compiled]
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
-        self.plan.tells(f"{self.case.name}: compiling and running")
         run, cold_s = self._record_judged(built)
         memory = peak(self.program.device, besides)
         self.plan.tells(f"{self.case.name}: comparing")
         self._assess(built, run)
         settled = self._settle(built)
         generates = self.case.rung.generates_code
-        self.plan.tells(f"{self.case.name}: timing")
-        race = self.plan.race_of(self.case.rung)
-        timed = pace(settled, self.plan.agree, race, self.plan.alone, beside_eager=generates)
+        timed = self._pace(settled)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.steady, switches)
         if generates:
@@ -134,6 +132,18 @@ class _RungObserver:
             self._observation(built, run, evidence),
             draws=draws,
             cost=Cost(cold_s, warm_s, timed, memory, self.baseline.peak, cache),
+        )
+
+    def _pace(self, settled: BuiltProgram) -> Timed:
+        """Time the program, and profile it."""
+        self.plan.tells(f"{self.case.name}: timing")
+        return pace(
+            settled,
+            self.plan.agree,
+            self.plan.race_of(self.case.rung),
+            self.plan.alone,
+            beside_eager=self.case.rung.generates_code,
+            profiles=lambda: self.plan.tells(f"{self.case.name}: profiling"),
         )
 
     def observe_untimed(self) -> Observation:

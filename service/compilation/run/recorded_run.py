@@ -18,7 +18,8 @@ from service.jobs.spec.compile import Phase
 from service.parallel.containers import tensors_in
 
 HOST = torch.device("cpu")
-_VARIED = 4
+_VARIED, _NEAR = 4, 256
+"""The multiples of parameters that iterations take in turn, and the fraction of them by which one is above another."""
 _MEMBERS = 10**6
 """More than any program has parameters."""
 _FREE = " (running on)"
@@ -55,6 +56,11 @@ class RecordedRun:
     random: bool
     """Whether any iteration drew random numbers."""
 
+    @property
+    def begins_anew(self) -> bool:
+        """Return whether each of its states is that of a new build, or a multiple of it."""
+        return all(start.values is self.starts[0].values for start in self.starts)
+
     def without_results(self) -> RecordedRun:
         """Return only what takes little memory."""
         return replace(self, records=(), tensors=(), starts=())
@@ -66,6 +72,10 @@ class KeptStates:
 
     most: int
     place: torch.device = HOST
+    is_varied: bool = False
+    """Whether only the first is kept, and multiples of its parameters are the others, if that is all that a step
+    changes: then any process can make them.
+    """
 
 
 Keeping = Callable[[BuiltProgram], KeptStates]
@@ -113,6 +123,8 @@ def _record_training(
         if not starts and iteration < 2:  # from the second on, optimizers hold what they will
             kept = keeping(built)
             known = [each.to(kept.place) for each in known]
+            if iteration and kept.is_varied and known[0].is_left_but_for_parameters(built):
+                known, kept = [*known[0].varied()], replace(kept, most=0)
         if iteration < kept.most:
             known.append(Snapshot.of(built, kept.place))
         else:
@@ -183,18 +195,21 @@ def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
     return {(_TRAJECTORY, name): torch.cat(values) for name, values in series.items()}
 
 
-def states_to_keep(built: BuiltProgram, iterations: int, on_any: Callable[[bool], bool]) -> KeptStates:
+def states_to_keep(
+    built: BuiltProgram, iterations: int, on_any: Callable[[bool], bool], *, is_varied: bool = False
+) -> KeptStates:
     """Choose a state for each iteration, or two; on the program's device if it has room, else on the host.
 
     ``on_any`` returns whether a condition of this rank holds on any rank: all keep as many, in the same place.
+    ``is_varied`` as in :class:`KeptStates`.
     """
     size = sum(each.nbytes for each in (*map(local_part, built.members), *_held_by_optimizers(built)))
     for place in dict.fromkeys((built.program.device, HOST)):
         room = _SHARES[place.type] * free_bytes(place)
         for most in (iterations, 2):
             if not on_any(most * size > room):
-                return KeptStates(most, place)
-    return KeptStates(2)
+                return KeptStates(most, place, is_varied)
+    return KeptStates(2, is_varied=is_varied)
 
 
 def _held_by_optimizers(built: BuiltProgram) -> Iterator[Tensor]:
@@ -222,6 +237,8 @@ class Snapshot:
 
     values: tuple[Tensor, ...]
     optimizers: tuple[dict[str, Any], ...]
+    factor: float = 1.0
+    """What floating-point parameters are multiplied by when they are restored."""
 
     @staticmethod
     def of(built: BuiltProgram, place: torch.device = HOST) -> Snapshot:
@@ -234,7 +251,7 @@ class Snapshot:
     def to(self, place: torch.device) -> Snapshot:
         """Return the same state in another place."""
         moved = tuple(value.to(place) for value in self.values)
-        return Snapshot(moved, tuple(_copy_state(each, place) for each in self.optimizers))
+        return replace(self, values=moved, optimizers=tuple(_copy_state(each, place) for each in self.optimizers))
 
     def restore(self, built: BuiltProgram) -> None:
         """Restore into any build of the program, in place: compiled code knows tensors by their addresses. A build in
@@ -242,7 +259,7 @@ class Snapshot:
         """
         with torch.no_grad():
             for member, before in zip(built.members, self.values, strict=True):
-                local_part(member).copy_(before)
+                local_part(member).copy_(before * self.factor if self.factor != 1 and _is_varied(member) else before)
         for optimizer, held in zip(built.parts.optimizers, self.optimizers, strict=True):
             optimizer.load_state_dict(deepcopy(held))
 
@@ -262,15 +279,39 @@ class Snapshot:
         """Set the parameters to their first values times a number near 1, another one in each of ``_VARIED``
         iterations. Buffers stay as they are.
         """
-        factor = 1 + (iteration % _VARIED) / 256
+        factor = 1 + (iteration % _VARIED) / _NEAR
         with torch.no_grad():
             for member, before in zip(built.members, self.values, strict=True):
-                if isinstance(member, nn.Parameter) and member.is_floating_point():
+                if _is_varied(member):
                     local_part(member).copy_(before * factor)
+
+    def varied(self) -> tuple[Snapshot, Snapshot]:
+        """Return the state, and the same with its parameters multiplied: two iterations in a row differ."""
+        return self, replace(self, factor=1 + 1 / _NEAR)
+
+    def is_left_but_for_parameters(self, built: BuiltProgram) -> bool:
+        """Return whether the build has changed nothing else since: no buffer, and nothing that an optimizer holds."""
+        rest = [pair for pair in zip(built.members, self.values, strict=True) if not _is_varied(pair[0])]
+        return not any(each.state for each in built.parts.optimizers) and all(
+            torch.equal(local_part(member), before.to(member.device)) for member, before in rest
+        )
+
+    def numbers(self) -> dict[Key, Tensor]:
+        """Return numbers by which it is told from any other state."""
+        return copies_to_compare(("state", str(index), value) for index, value in enumerate(self.values))
+
+    def is_same(self, numbers: Mapping[Key, Tensor]) -> bool:
+        """Return whether these are its numbers, to the last bit."""
+        own = self.numbers()
+        return own.keys() == numbers.keys() and all(torch.equal(own[key], value) for key, value in numbers.items())
+
+
+def _is_varied(member: Tensor) -> bool:
+    return isinstance(member, nn.Parameter) and member.is_floating_point()
 
 
 def _shuffle(member: Tensor, before: Tensor, generator: torch.Generator) -> Tensor:
-    if not (isinstance(member, nn.Parameter) and before.is_floating_point()):
+    if not _is_varied(member):
         return before
     order = torch.randperm(before.numel(), generator=generator).to(before.device)
     return before.flatten()[order].view_as(before)

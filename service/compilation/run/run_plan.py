@@ -43,9 +43,9 @@ class RunPlan:
     exchange: Exchange | None = None
     """Where other processes that climb the same phase leave its baseline, or take it; ``None`` if there are none."""
     defers: bool = False
-    """Whether the first rung runs before the uncompiled runs that only judge it: where another process makes those of
-    its own now, each would have half of the device.
-    """
+    """Whether another process makes the uncompiled runs, if it can: the device is not divided between two that do."""
+    each_makes_states: bool = False
+    """Whether each process makes the states of the uncompiled runs, since they are too large to be handed on."""
     share: TimeShare = ENDLESS
     fullgraph: bool = False
     """Whether a break of a graph is a failure."""

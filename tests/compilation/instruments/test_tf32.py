@@ -159,7 +159,7 @@ def test_a_rung_waits_for_the_baseline_of_a_program_that_may_be_computed_in_tf32
 ) -> None:
     monkeypatch.setattr(baseline, "factors_that_may_lose_bits", lambda _: tf32._CONVOLUTIONS)
     runs = UncompiledRuns(program(module), "train", 4, bool, lambda name: None)
-    assert runs.visit() == waits
+    assert runs.visit().loses_bits == waits
 
 
 def test_nothing_is_run_again_where_no_factor_loses_bits() -> None:

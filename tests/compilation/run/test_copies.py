@@ -65,3 +65,7 @@ def test_results_that_differ_are_read_once(judge: Callable[[Pairs, int, Toleranc
         found = judge(pairs, 0, Tolerance())
     assert len(found) == 8
     assert readings.count == 0, "all are read as one list"
+
+
+def test_results_of_several_types_move_in_one_piece() -> None:
+    assert [len(batch) for batch in _batches(MIXED.items(), 1 << 20)] == [len(MIXED)]
