@@ -26,10 +26,9 @@ from service.bounds.operators.add import Addition
 from service.bounds.operators.base import Collective, ExactOperator, LinearOperator, Operator
 from service.bounds.operators.cat import Concatenate
 from service.bounds.operators.choice import OPERANDS, UndecidedWhere
-from service.bounds.operators.exp import Exponential
+from service.bounds.operators.elementary import Exponential, Logarithm
 from service.bounds.operators.expand import Expand
 from service.bounds.operators.floor import Floor
-from service.bounds.operators.log import Logarithm
 from service.bounds.operators.matmul import MatrixOfTwo
 from service.bounds.operators.maximum import Maximum
 from service.bounds.operators.mul import Multiple, Product, Quotient

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from service.schedules.one_f_one_b import alternating
 from service.schedules.schedule import Generator, Instruction, Op
 
 
 def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:
-    return [_order(rank, min(pp - rank - 1, micro_batches), micro_batches) for rank in range(pp)]
+    return [_order(rank, pp, micro_batches) for rank in range(pp)]
 
 
-def _order(rank: int, warm_up: int, micro_batches: int) -> list[Instruction]:
-    order = [Instruction(Op.FORWARD, rank, each) for each in range(warm_up)]
-    for each in range(micro_batches):
-        if each + warm_up < micro_batches:
-            order.append(Instruction(Op.FORWARD, rank, each + warm_up))
-        order.append(Instruction(Op.BACKWARD_INPUT, rank, each))
-        if each >= rank:
-            order.append(Instruction(Op.BACKWARD_WEIGHT, rank, each - rank))
+def _order(rank: int, pp: int, micro_batches: int) -> list[Instruction]:
+    order = []
+    for each in alternating(rank, pp, micro_batches, Op.BACKWARD_INPUT):
+        order.append(each)
+        if each.op is Op.BACKWARD_INPUT and each.micro_batch >= rank:
+            order.append(Instruction(Op.BACKWARD_WEIGHT, rank, each.micro_batch - rank))
     left = range(max(micro_batches - rank, 0), micro_batches)
     return order + [Instruction(Op.BACKWARD_WEIGHT, rank, each) for each in left]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,11 +22,11 @@ class SparseBall(Ball):
     slack: Tensor
     most: int = 1
 
-    @staticmethod
-    def within(middle: Tensor, size: float, box: Interval, dtype: torch.dtype) -> SparseBall:
+    @classmethod
+    def within(cls, middle: Tensor, size: float, box: Interval, dtype: torch.dtype) -> Self:
         ends, found, moved = rounded(middle, box, dtype)
         slack = Interval.enclosing(moved, moved, dtype).upper.reshape(found.shape)
-        return SparseBall(ends.lower, ends.upper, found, slack, int(size))
+        return cls(ends.lower, ends.upper, found, slack, int(size))
 
     @staticmethod
     def room(middle: Tensor, size: float) -> float:

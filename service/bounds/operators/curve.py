@@ -30,27 +30,35 @@ Error = Callable[[Tensor, Tensor], Tensor]
 BISECTIONS = 52
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A function, with the error of its evaluation in float64.
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Facts of a function, which hold everywhere."""
 
-    ``value_error`` and ``slope_error`` bound the absolute error of the function and of its derivative. Without a
-    derivative the function is straight between ``inflections``. ``stationary`` are the derivative's zeros; ``least``
-    and ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the domain, and ``inside`` is a
-    point of it; tangents are taken at ``first_tangent`` or above.
+    stationary: tuple[float, ...] = ()
+    """The zeros of the derivative: all, ascending."""
+    inflections: tuple[float, ...] = ()
+    """The points where the derivative stops rising or falling: all, ascending."""
+    least: float = -inf
+    greatest: float = inf
+    defined: Callable[[Interval], Tensor] | None = None
+    """Tells which intervals lie in the domain, all if it is absent: others have no finite bounds."""
+    inside: float = 0.0
+    """A point of the domain."""
+    first_tangent: float = -inf
+    """Rigorous tangents are taken here or above."""
+
+
+@dataclass(frozen=True)
+class Curve(Shape):
+    """A function, with the absolute errors of its evaluation, and of its derivative's, in float64.
+
+    Without a derivative the function is straight between ``inflections``.
     """
 
     function: Function
     value_error: Error
     derivative: Function | None = None
     slope_error: Error = lambda z, slope: torch.zeros_like(z)
-    inflections: tuple[float, ...] = ()
-    stationary: tuple[float, ...] = ()
-    least: float = -inf
-    greatest: float = inf
-    defined: Callable[[Interval], Tensor] | None = None
-    inside: float = 0.0
-    first_tangent: float = -inf
 
     def range(self, bounds: Interval) -> Interval:
         """Return the least and the greatest value over each interval; infinite if the function may have none."""

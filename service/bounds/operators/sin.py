@@ -13,7 +13,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.conversion import Converter, entrywise
-from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.curve import LEVEL_SLOPE, Function
 from service.bounds.operators.smooth import SmoothFunction
 from service.bounds.operators.table import LineTable
 from service.bounds.rank_group import RankGroup
@@ -107,15 +107,26 @@ def _error(z: Tensor, computed: Tensor) -> Tensor:
     return 16 * UNIT * computed.abs() + 1e-40
 
 
+def _wave(function: Function, derivative: Function, stationary: float, inflection: float) -> SmoothFunction:
+    """Return a wave of period 2π, by one of each kind of its points."""
+    return SmoothFunction(
+        function,
+        derivative,
+        _error,
+        LEVEL_SLOPE,
+        stationary=_multiples(stationary),
+        inflections=_multiples(inflection),
+        least=-1.0,
+        greatest=1.0,
+    )
+
+
 class Sine(Periodic):
     """``aten.sin``."""
 
     overloads = ("aten.sin.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {"Sin": entrywise(torch.sin)}
-
-    around_zero = SmoothFunction(
-        torch.sin, torch.cos, _error, LEVEL_SLOPE, _multiples(pi / 2), _multiples(0.0), least=-1.0, greatest=1.0
-    )
+    around_zero = _wave(torch.sin, torch.cos, pi / 2, 0.0)
 
 
 class Cosine(Periodic):
@@ -123,14 +134,4 @@ class Cosine(Periodic):
 
     overloads = ("aten.cos.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {"Cos": entrywise(torch.cos)}
-
-    around_zero = SmoothFunction(
-        torch.cos,
-        lambda z: -torch.sin(z),
-        _error,
-        LEVEL_SLOPE,
-        _multiples(0.0),
-        _multiples(pi / 2),
-        least=-1.0,
-        greatest=1.0,
-    )
+    around_zero = _wave(torch.cos, lambda z: -torch.sin(z), 0.0, pi / 2)

@@ -7,10 +7,9 @@ points. So any slope, also an optimised one, gives a sound line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import inf
 from typing import ClassVar
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
-from service.bounds.operators.curve import Curve, Error, Function, within
+from service.bounds.operators.curve import Curve, Error, Function, Shape, within
 from service.bounds.operators.table import LineTable
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Lines, Relaxation
@@ -36,29 +35,15 @@ BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bflo
 
 
 @dataclass(frozen=True)
-class SmoothFunction:
-    """``function`` with its ``derivative``.
-
-    ``value_error`` and ``slope_error`` bound the errors of their float64 evaluations. ``stationary`` are the zeros
-    of the derivative, ``inflections`` the points where it stops rising or falling; both complete and ascending.
-    ``samples`` are extra abscissae at which the slope changes most; they only serve to choose slopes. ``least`` and
-    ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the function's domain (all if it is
-    absent): others have no finite bounds, since the function may have no value there. ``inside`` is a point of the
-    domain. Rigorous tangents are taken at ``first_tangent`` or above.
-    """
+class SmoothFunction(Shape):
+    """``function`` with its ``derivative``, and bounds of the errors of their float64 evaluations."""
 
     function: Function
     derivative: Function
     value_error: Error
     slope_error: Error
-    stationary: tuple[float, ...] = ()
-    inflections: tuple[float, ...] = ()
     samples: tuple[float, ...] = ()
-    least: float = -inf
-    greatest: float = inf
-    defined: Callable[[Interval], Tensor] | None = None
-    inside: float = 0.0
-    first_tangent: float = -inf
+    """Extra abscissae at which the slope changes most; they only serve to choose slopes."""
 
     @cached_property
     def curve(self) -> Curve:
