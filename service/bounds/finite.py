@@ -53,9 +53,7 @@ nodes stand for may compute in another way, and is certain only for the latter.
 SCALE = 2.0**30
 """The error of a function in float32, here and in the file, over that in float64."""
 BEYOND, LEAST_SHARE = 2.0**-20, 2.0**-100
-"""A share of its limit by which a function computed in float32 may exceed it; shares of a softmax below the other
-number may be 0.
-"""
+"""By what share a float32 function may exceed its limit; shares of a softmax below the other number may be 0."""
 _MOVING = (ExactOperator, Concatenate, Expand, Pad, Select, Slice, Where)
 _ROUNDED_ONCE = (Addition, Multiple, Product, PiecewiseActivation)
 _BY_STEPS = (Floor, Maximum, UndecidedWhere)
@@ -346,9 +344,7 @@ def _replaced(nodes: Mapping[str, Node], node: Node) -> str | None:
 
 
 def _find_test(nodes: Mapping[str, Node], condition: Node) -> Node | None:
-    """Return the test whose answer alone is a condition: itself, or half of 1 less than a choice of 1 for yes and 0
-    for no.
-    """
+    """Return the test whose answer alone is a condition: itself, or ½ less than a choice of 1 or 0 by it."""
     if condition.operator in TESTS:
         return condition
     node = condition

@@ -77,15 +77,11 @@ class LayerArithmetic(ABC):
 
     @abstractmethod
     def wanted_rows(self, node: Node, index: int) -> tuple[Tensor, Tensor]:
-        """Return which entries of an input matter, bool ``(batch, n)``, and the entries that get rows, ``(batch or 1,
-        rows)``.
-        """
+        """Return the input entries that matter, bool ``(batch, n)``, and those with rows, ``(batch or 1, rows)``."""
 
     @abstractmethod
     def bounds_of_entries(self, name: str, index: Tensor) -> Interval:
-        """Return bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a value, by backward
-        passes.
-        """
+        """Return bounds ``(batch, rows)`` of a value's entries ``index`` ``(batch or 1, rows)``, by backward passes."""
 
 
 @dataclass(eq=False)

@@ -115,17 +115,13 @@ class Interval:
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:
-        """Return ``centre ± radius``, with NaN where the centre, which may be a sum, is infinite: after an
-        early overflow its sign is unknown.
-        """
+        """Return ``centre ± radius``, with NaN where the centre is infinite: an overflowed sum has an unknown sign."""
         radius = torch.add(radius, centre, alpha=0)
         return Interval(centre - radius, centre + radius)
 
     @staticmethod
     def summed(lower: Tensor, upper: Tensor) -> Interval:
-        """Return the interval of ends that are sums; an infinite end, which may have overflowed early, becomes
-        NaN.
-        """
+        """Return the interval of ends that are sums; an infinite end, which may have overflowed early, becomes NaN."""
         return Interval(torch.add(lower, lower, alpha=0), torch.add(upper, upper, alpha=0))
 
     @staticmethod
@@ -149,9 +145,7 @@ class Interval:
 
 
 def sum_above(values: Tensor, more: float) -> Tensor:
-    """Return ``values + more`` of float64 numbers, rounded up: the sum's own error is known (Knuth, 1998, section
-    4.2.2).
-    """
+    """Return ``values + more`` of float64 numbers, rounded up; the sum's error is known (Knuth, 1998, 4.2.2)."""
     total = values + more
     back = total - values
     error = (values - (total - back)) + (more - back)

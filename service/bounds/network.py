@@ -261,9 +261,7 @@ class Network:
         return not self.is_own(node.name) and any(self.is_own(name) for name in node.inputs)
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
-        """Return bounds of a replicated value, equal to the last bit on all ranks: since comparisons of them
-        choose relaxations.
-        """
+        """Return bounds of a replicated value, equal to the last bit on all ranks: they choose relaxations."""
         if self.is_own(name) or self.tp_group.axis.size == 1:
             return bounds
         lower, upper = self.tp_group.agree(torch.stack([bounds.lower, bounds.upper])).unbind()

@@ -207,9 +207,7 @@ class SlopeOptimiser:
         return [parameter for chosen in self.chosen.values() for parameter in chosen.parameters or ()]
 
     def step(self, bounds: Tensor, gradient: Tensor, beside: Sequence[Tensor] = ()) -> None:
-        """Step against ``gradient``, that of the last pass's ``bounds``; tensors ``beside`` only get their
-        gradients.
-        """
+        """Step against ``gradient``, that of the last pass's ``bounds``; tensors ``beside`` only get gradients."""
         anchors = [] if self.anchor is None else [self.anchor]
         for each in (sought := [*(moving := self.parameters), *anchors, *beside]):
             each.grad = None
@@ -237,9 +235,7 @@ class SlopeOptimiser:
                 self._keep_equal(name, parameter)
 
     def _keep_equal(self, name: str, parameter: Tensor) -> None:
-        """Keep replicas equal: if they drifted apart, every rank would have a summand of another sum, and their
-        sum would be no bound at all.
-        """
+        """Keep replicas equal: if they drifted apart, ranks would add parts of different sums, which bound nothing."""
         if self._is_replicated(name):
             parameter.copy_(self.network.tp_group.agree(parameter))
 
@@ -317,9 +313,7 @@ class RowOptimiser(SlopeOptimiser):
         return self.anchor is None and time.monotonic() > self.ascent.deadline
 
     def _is_little(self, first: Tensor, before: Tensor, now: Tensor) -> Tensor:
-        """Return the bounds that gained too little in the last iterations, or in all of them; never those of a width
-        that was infinite.
-        """
+        """Return the bounds that gained too little in the last iterations, or in all; never those of infinite width."""
         latest, total = before - now, first - now
         is_little = (latest <= self.ascent.least_share * total) | (total <= self.ascent.least_gain * first)
         return is_little & first.isfinite()
@@ -343,9 +337,7 @@ class RowOptimiser(SlopeOptimiser):
 
     @torch.no_grad()
     def _widths(self) -> Tensor:
-        """Return the widths between the best bounds of mirrored rows ``(batch, entries)``, or of rows and the
-        bounds above.
-        """
+        """Return widths between the best bounds of mirrored rows ``(batch, entries)``, or of rows and bounds above."""
         assert self.best is not None
         if self.above is not None:
             lower, negated = self.best, -self.above
@@ -376,9 +368,7 @@ class RowOptimiser(SlopeOptimiser):
             self.step(bounds, -bounds.detach().isfinite().to(bounds.dtype))
 
     def _keep_best(self, bounds: Tensor) -> None:
-        """Take the bounds of rows that are not settled: those of a row do not depend on how long others of its part go
-        on.
-        """
+        """Take the bounds of unsettled rows: a row's bounds do not depend on how long others of its part go on."""
         assert self.best is not None
         assert self.settled is not None
         torch.maximum(self.best, bounds.masked_fill(self.settled, -torch.inf), out=self.best)

@@ -74,9 +74,7 @@ USUAL = 2**24
 LITTLE = 2**29
 """Bytes for which the device's free memory is not asked."""
 BYTES_FOR_AN_ELEMENT = 256
-"""Bytes for an element of the largest coefficient tensor, in all tensors that a pass through a deep network
-holds at once, with its gradient.
-"""
+"""Bytes per element of the largest coefficients, in all tensors of a pass through a deep network with gradient."""
 
 
 def affordable(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:

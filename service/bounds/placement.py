@@ -148,9 +148,7 @@ def _differing(nodes: Sequence[Node], tp_group: RankGroup) -> Set[str]:
 
 
 def _plain(node: Node) -> list[Tensor]:
-    """Return the arguments that do not depend on the input: tensors, and a number for the rest. Devices and
-    groups are left out: they differ by rank.
-    """
+    """Return arguments that do not depend on the input; devices and groups differ by rank, and are left out."""
     rest: list[Any] = [node.operator, node.shape]
     tensors: list[Tensor] = []
     for name, value in node.arguments.items():

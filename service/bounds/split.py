@@ -109,9 +109,7 @@ class Splits:
     at: Tensor
 
     def clipped(self, bounds: Interval) -> Interval:
-        """Return bounds ``(batch or 1, entries)`` of all preactivations on the set where the splits hold; ends
-        cross if that set is empty.
-        """
+        """Return bounds ``(batch or 1, entries)`` of preactivations where the splits hold; ends cross if nowhere."""
         batch = len(self.index)
         above = torch.where(self.sign > 0, self.at, -torch.inf)
         below = torch.where(self.sign < 0, self.at, torch.inf)

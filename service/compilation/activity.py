@@ -1,6 +1,4 @@
-"""Reports what a check does at any moment: the present run of each process, the time until all have ended, and each
-result as it comes.
-"""
+"""Reports what a check does: the run of each process, the time until all have ended, and results as they come."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from service.compilation.run.observation import RungCase
 from service.jobs.runtime import Reporter
 
 UNCOMPILED, COMPILED = 4, 3
-"""The runs that are announced for a phase's uncompiled program, and for each rung; one that generates code starts
-again from a filled cache.
-"""
+"""Runs that are announced for a phase's uncompiled program, and for each rung; generated code runs again cached."""
 _SHOWN = 2
 """The most processes whose present run is told."""
 

@@ -24,9 +24,7 @@ from service.compilation.run_seconds import RunSeconds
 from service.jobs.runtime import Stopwatch
 
 PREPARED, TAKES, DOES, BEGINS, CLIMBED = "prepared", "takes", "does", "begins", "climbed"
-"""The messages of a process: its preparations, the rungs that it climbs, the run that begins, that a rung begins, and
-its result.
-"""
+"""A process's messages: its preparations, its rungs, the run that begins, that a rung begins, and its result."""
 _POLL_S = 0.02
 
 

@@ -1,6 +1,4 @@
-"""Runs the compile-check job: builds the program, climbs the ladder, investigates failures, proves the
-detectors, publishes.
-"""
+"""Runs the compile check: builds the program, climbs, investigates failures, proves the detectors, publishes."""
 
 from __future__ import annotations
 
@@ -112,9 +110,7 @@ def _climb_here(
 def _climb_apart(
     spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], share: TimeShare, forks: Forks
 ) -> Climb:
-    """Climb in processes of their own, while the detectors are proved in another, and a thread of this one finds out
-    whether the weights are whole.
-    """
+    """Climb in processes, while another proves the detectors, and a thread checks whether the weights are whole."""
     context.report.phase("preparing")
     context.report.log(_SELF_TEST)
     proving = forks.take(None)

@@ -62,9 +62,7 @@ class PhaseObserver:
 
     @staticmethod
     def _beside_others(program: Program, phase: Phase, plan: RunPlan, exchange: Exchange) -> PhaseObserver:
-        """Begin as soon as the first run is known, unless that may not be the one that counts: the process that made
-        it makes the rest at once.
-        """
+        """Begin once the first run is known, unless another may count: its process makes the rest at once."""
         runs = UncompiledRuns(program, phase, plan.iterations, any_rank, plan.tells)
         visit_once = cache(runs.visit)
         try:
@@ -81,9 +79,7 @@ class PhaseObserver:
 
     @staticmethod
     def _before_the_rest(program: Program, phase: Phase, plan: RunPlan) -> PhaseObserver:
-        """Begin after the first run, of a process without other ranks; the first rung makes the rest before it is
-        judged.
-        """
+        """Begin after the first run, of a process without other ranks; the first rung waits for the rest."""
         runs = UncompiledRuns(program, phase, plan.iterations, any_rank, plan.tells)
 
         def complete() -> Baseline:
@@ -135,9 +131,7 @@ def _described() -> Iterator[None]:
 
 
 def _take(exchange: Exchange, runs: UncompiledRuns, first: FirstRun) -> Baseline:
-    """Return the baseline that this process or another one makes of the first run; its own where another first run
-    could not be handed on.
-    """
+    """Return the baseline that this or another process makes of the first run, or its own if none was handed on."""
 
     def make() -> tuple[str, Baseline]:
         made = runs.complete(first)

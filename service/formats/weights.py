@@ -110,9 +110,7 @@ def weight_files(names: Collection[str], index: Callable[[], bytes]) -> dict[str
 
 
 def unwrapped(name: str) -> str:
-    """Return the name of a tensor without the prefixes of wrappers: DistributedDataParallel's at the front,
-    those of compiled modules in their place.
-    """
+    """Return a tensor's name without prefixes of wrappers: DistributedDataParallel's, those of compiled modules."""
     while name.startswith(_WRAPPERS):
         name = name.removeprefix(_WRAPPERS[0]).removeprefix(_WRAPPERS[1])
     return name.replace(f".{_WRAPPERS[1]}", ".")

@@ -69,9 +69,7 @@ COMPILE_MODES: Mapping[str, CompileMode] = MappingProxyType(
         _REDUCE_OVERHEAD: CompileMode("inductor", _REDUCE_OVERHEAD, cuda_graphs=True),
     }
 )
-"""Compile modes by the names that gates and specs use, from the one that compiles least to the one that
-compiles most.
-"""
+"""Compile modes by their names in gates and specs, from the one that compiles least to the one that does most."""
 
 
 COMPILE_CACHE = "compile_cache"
@@ -137,9 +135,7 @@ def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str |
 
 
 def _is_skipped(unit: nn.Module) -> bool:
-    """Return whether Dynamo would compile no frame of this module's call, as for a bare ``Sequential``: it skips the
-    files of ``torch.nn`` itself.
-    """
+    """Return whether Dynamo would compile nothing of this call, as of a bare ``Sequential``: it skips ``torch.nn``."""
     skips = internal("torch._dynamo.trace_rules.check")  # brings Dynamo, which only what compiles needs
     return bool(skips(unit.forward))
 

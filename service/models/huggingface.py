@@ -42,9 +42,7 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
 
 
 def tensors_of(file: str, layout: DataLayout) -> dict[str, Tensor]:
-    """Return the tensors in an uploaded archive by their names there, mapped as :func:`load` maps them. Raises
-    ``ArchiveError``.
-    """
+    """Return an archive's tensors by their names there, mapped as :func:`load` does. Raises ``ArchiveError``."""
     return _tensors(_unpacked(file, layout))
 
 
@@ -53,9 +51,7 @@ def _unpacked(file: str, layout: DataLayout) -> Path:
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors by their names without wrappers, from the files that the index names, or without an index from
-    all.
-    """
+    """Return all tensors by names without wrappers, from the files that the index names, or from all files."""
     found: dict[str, Tensor] = {}
     files = weight_files([path.name for path in folder.iterdir()], (folder / INDEX).read_bytes)
     for file, elsewhere in files.items():

@@ -158,9 +158,7 @@ class Steps(Iterator[Step]):
 
 
 def make(config: ProgramConfig, parallel: ParallelSpec, site: Site) -> tuple[Program, Fingerprint]:
-    """Return the program of an installed package, and what a gate holds for; another version of the package is another
-    program.
-    """
+    """Return an installed package's program, and what a gate holds for; another version is another program."""
     maker: Maker = PROGRAMS.function(config.name)
     provided = PROGRAMS.provided[config.name]
     own: Fingerprint = {f"program.{name}": plain(value) for name, value in config.model_dump(mode="json").items()}

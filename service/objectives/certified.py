@@ -136,9 +136,7 @@ class _BoundedForward:
         return x, Interval(torch.minimum(lower, x), torch.maximum(upper, x))
 
     def _margins(self, network: Network, box: Interval, crown: float) -> Tensor:
-        """Return lower bounds of every difference of two logits, ``(batch, classes, classes)``; ``crown`` weighs
-        CROWN's.
-        """
+        """Return lower bounds of differences of logits, ``(batch, classes, classes)``; ``crown`` weighs CROWN's."""
         rows = pair_rows(self.objective.classes, box.lower)
         bounds = ibp(network, box, BoundOptions()).lower_bounds(rows)
         if crown > 0:

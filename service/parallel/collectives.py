@@ -175,9 +175,7 @@ _max_over_group.register_fake(_same_shape)
 
 
 def copy_to_group(x: Tensor, group: str) -> Tensor:
-    """Return ``x``, which is replicated, for computations that differ by rank; the gradient is summed over
-    the group.
-    """
+    """Return ``x``, which is replicated, for work that differs by rank; the gradient is summed over the group."""
     return x if not group else _copy_to_group(x, group)
 
 
@@ -197,9 +195,7 @@ def gather_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
 
 
 def scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    """Return the own slice of a replicated ``x`` along ``dim``, which must divide by ``size``; the gradient is
-    gathered.
-    """
+    """Return the own slice of a replicated ``x`` along ``dim``, which ``size`` divides; its gradient is gathered."""
     return x if not group else _scatter_to_group(x, dim, group, size)
 
 

@@ -173,9 +173,7 @@ def _group_name(device_mesh: DeviceMesh, name: str) -> str:
 
 
 def _data_group(spec: ParallelSpec, axes: dict[str, Axis]) -> str:
-    """Return the name of the group over both data-parallel dimensions; makes one only if neither dimension's own will
-    do.
-    """
+    """Return the name of the group over both data-parallel dimensions, a new one only if neither's own will do."""
     if spec.dp_replicate == 1 or spec.dp_shard == 1:
         return axes["dp_replicate"].group or axes["dp_shard"].group
     members = [

@@ -100,9 +100,7 @@ class BaseLoop(ABC):
             raise NonFiniteError(f"{error}; {advice}") from error
 
     def train(self) -> bool:
-        """Step until the spec's number of steps or the end that it asks for; False when the attempt was asked to stop
-        before that.
-        """
+        """Step to the spec's last step or the end that it asks for; False if the attempt was asked to stop before."""
         self._make_up_evaluation()
         while self.step < self.spec.steps and self.early_end() is None:
             totals = self.advance()
@@ -213,9 +211,7 @@ class BaseLoop(ABC):
         return StepReduction(share)
 
     def _end_step(self, totals: StepTotals, loss: float, metrics: Mapping[str, float]) -> None:
-        """Count a step, and report its metrics, the use of devices, and the progress. Raises ``CheckpointError`` if a
-        checkpoint could not be written.
-        """
+        """Count a step, and report metrics, devices and progress. Raises ``CheckpointError`` if one was not written."""
         if totals.unsaved:
             self.checkpoints.saver.wait()
         self.step, self.loss = self.step + 1, loss

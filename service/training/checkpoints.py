@@ -60,9 +60,7 @@ class Checkpoints(ABC):
         """Get the run ready to go on from a checkpoint, or to begin."""
 
     def take_up(self) -> Checkpoint | None:
-        """Load the newest complete checkpoint of the job, else that of the job that it resumes, from any
-        layout; ``None`` if there is neither.
-        """
+        """Load the newest complete checkpoint of the job, or of the one that it resumes, from any layout, if any."""
         own = newest_checkpoint(self._context.paths.checkpoints, self._device, pass_over=self._discard)
         newest = own or self._of_resumed_job()
         self.load(newest)

@@ -27,9 +27,7 @@ from service.schedules.schedule import Op, Schedule
 from service.training.timeline import Timeline, timeline
 
 Shares = Callable[[Sequence[Split]], Sequence[float | Tensor]]
-"""Returns for each micro-batch of this rank its labels that count, as a share of those of the global batch; all ranks
-call it together.
-"""
+"""Maps each micro-batch to its labels that count, as a share of the global batch's; all ranks call it together."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,7 @@ class Engine(Protocol):
         """
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
-        """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero if not
-        computed here.
-        """
+        """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; else zero here."""
 
     def undivided_backwards(self) -> int:
         """Return, after a step, the layers whose backward was to be split on this rank and could not be."""

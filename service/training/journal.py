@@ -83,9 +83,7 @@ def _model(training: Training) -> str:
 
 
 def _updates(training: Training) -> list[str]:
-    """Return which rule updates which parameters, where that is not one rule for all; of a pipeline, those of the
-    first rank.
-    """
+    """Return which rule updates which parameters, unless one does all; of a pipeline, those of the first rank."""
     names = training.updater.names()
     if len(names) == 1:
         return []
@@ -165,7 +163,5 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Return the peak FLOP/s of a CUDA device by the longest known beginning of its name; ``None`` if none is
-    known.
-    """
+    """Return the peak FLOP/s of a CUDA device by the longest known beginning of its name; ``None`` if none is known."""
     return next((_PEAKS[name] for name in sorted(_PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

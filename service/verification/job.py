@@ -219,9 +219,7 @@ class _InstanceRunner:
         return add_outputs(row, task, checks.guard.checker)
 
     def _resume_rows(self) -> set[int]:
-        """Return the instances that all ranks know as decided. Their rows are reported again, since the last
-        ones may not have arrived.
-        """
+        """Return the instances that all ranks know as decided, to report again: the last rows may not have arrived."""
         earlier = self.resume_log.earlier()
         known = torch.zeros(self.loaded.assignment.asked.count, dtype=torch.float64)
         known[list(earlier)] = 1

@@ -50,9 +50,7 @@ class RoundingGuard:
     search: Search
 
     def settled(self, row: BoundsRow, limit: float = inf) -> BoundsRow:
-        """Return the row, or the row that float64 gives if rounding may explain its verdict, within ``limit``
-        seconds in all.
-        """
+        """Return the row, or float64's if rounding may explain its verdict, within ``limit`` seconds in all."""
         started = time.monotonic()
         found = self._settle_row(row, started + limit - row.seconds)
         return replace(found, seconds=row.seconds + time.monotonic() - started)

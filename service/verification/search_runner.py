@@ -42,9 +42,7 @@ MOST_REPORTED = 100_000
 
 @dataclass(eq=False)
 class TreeReports:
-    """The trees of this rank's searches, which ``ranks`` search together; ``left`` is how many domains may still be
-    reported.
-    """
+    """The trees of this rank's searches, which ``ranks`` share; ``left`` is how many domains may still be reported."""
 
     report: Reporter
     ranks: int
@@ -72,9 +70,7 @@ OF_CONTRADICTIONS = 0.1
 EVERY_S = 0.5
 """The time between two reports of one search."""
 FIRST_TREE_S = 2.0
-"""Seconds until the tree of a search is first reported; it is reported again whenever the time has doubled, and at
-the end.
-"""
+"""Seconds until a tree is first reported, again whenever the time has doubled, and at the end."""
 
 
 ENDED_EARLY = " before the bounds of hidden values were optimised to the end, as alpha-crown does"
@@ -109,9 +105,7 @@ class SearchRunner:
         return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
 
     def decided(self, row: BoundsRow) -> BoundsRow:
-        """Return the row with the result of a search in the seconds that its bounds have left. Raises
-        :class:`StoppedError`.
-        """
+        """Return the row of a search in the seconds that its bounds have left. Raises :class:`StoppedError`."""
         started = time.monotonic()
         found = self._decide_row(row)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
@@ -271,9 +265,7 @@ BY_QUERY = "the query"
 
 
 def _possible(query: Query, deadline: float) -> tuple[Query, str | None]:
-    """Return the query without the disjuncts that no outputs satisfy, and a note if there are any; those that are not
-    reached by the deadline stay.
-    """
+    """Return the query without disjuncts that no outputs satisfy, and a note; those late for the deadline stay."""
 
     def is_possible(halfspaces: Sequence[Halfspace]) -> bool:
         return len(halfspaces) < 2 or time.monotonic() > deadline or not contradict(halfspaces)

@@ -49,9 +49,7 @@ class Ball(Interval, ABC):
 
     @abstractmethod
     def pulled(self, away: Tensor) -> Tensor:
-        """Return differences from the middle ``(batch, entries)``, made small enough by the norm, none of them
-        larger than before.
-        """
+        """Return differences from the middle ``(batch, entries)``, shrunk into the ball; none of them grows."""
 
     @abstractmethod
     def furthest(self, coefficients: Tensor, reach: Tensor) -> Tensor:
@@ -132,9 +130,7 @@ class NormBall(Ball):
 
 
 def rounded(middle: Tensor, box: Interval, dtype: torch.dtype) -> tuple[Interval, Tensor, Tensor]:
-    """Return the box in ``dtype``, rounded outwards, the middle in it, and by how much that moved its entries,
-    ``(batch, entries)``.
-    """
+    """Return the box rounded outwards, the middle in it, and how far its entries moved, ``(batch, entries)``."""
     ends = Interval.enclosing(box.lower, box.upper, dtype)
     found = middle.to(dtype)
     return ends, found, by_instance(found.double() - middle).abs()

@@ -1,7 +1,4 @@
-"""Rewrites operators in terms of others that have rules.
-
-Each entry has its operator's signature. All of them are exact.
-"""
+"""Rewrites operators in terms of others that have rules, exactly. Each entry has its operator's signature."""
 
 from __future__ import annotations
 

@@ -159,9 +159,7 @@ def both_optimised(
 MANY, SOME, LEAST_GAIN = 128, 32, 5e-3
 """More entries than the first number are tried on some, the second number; the rest follows for that gain in width."""
 WORTH_A_TRIAL = {"cpu": 2**19, "cuda": 2**28}
-"""Elements of all rows that are optimised at once in less time than a trial takes. On a CUDA device that is mostly the
-time to record it.
-"""
+"""Elements of rows optimised at once in less time than a trial takes: on CUDA, that is mostly the recording."""
 
 
 def _widest(backward: Pass, name: str, plain: Interval) -> Tensor:
@@ -222,9 +220,7 @@ def _at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> in
 
 
 def _equal_parts(rows: Tensor, at_once: int) -> list[Tensor]:
-    """Return ``(b, rows, …)`` in as few parts as possible, padded with the last row, so that one shape is
-    recorded only once.
-    """
+    """Return ``(b, rows, …)`` in few parts, padded with the last row, so that one shape is recorded only once."""
     count = -(-rows.shape[1] // at_once)
     size = -(-rows.shape[1] // count)
     missing = count * size - rows.shape[1]

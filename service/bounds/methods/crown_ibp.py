@@ -1,6 +1,4 @@
-"""Bounds by CROWN-IBP (Zhang et al., 2020): intermediate bounds by intervals, the output by one backward
-pass.
-"""
+"""Bounds by CROWN-IBP (Zhang et al., 2020): intermediate bounds by intervals, the output by one backward pass."""
 
 from __future__ import annotations
 

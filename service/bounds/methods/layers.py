@@ -36,9 +36,7 @@ Refine = Callable[[Pass, str, Tensor, BoundOptions], Interval]
 """``(backward, name, index, options)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
 node's value."""
 Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
-"""``(backward, node, index of an input)`` to the result of :func:`wanted_rows`, for all entries that matter or some
-of them.
-"""
+"""``(backward, node, index of an input)`` to the result of :func:`wanted_rows`, for all or some of its entries."""
 
 
 def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
@@ -69,9 +67,7 @@ def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor
 
 
 FEW_LAYERS, SAMPLED = (3, 6, 12), 64
-"""Numbers of layers through which a pass goes back to settle signs, the smallest first, and entries that estimate the
-share of settled signs.
-"""
+"""Through how many layers a pass goes back to settle signs, the fewest first; how many entries show if it helps."""
 WORTH_DECIDING, WORTH_SHARE = 2**24, 0.3
 """Coefficients of all rows, and share of settled signs, below which whole passes are as good."""
 PER_INSTANCE = 0.8
@@ -127,9 +123,7 @@ def bound_layers(
 
 @dataclass(eq=False)
 class PlainLayers(LayerArithmetic):
-    """Bounds by rows of the plain pass ``backward``, and fills in its intervals, relaxations and steps over several
-    nodes.
-    """
+    """Bounds by rows of the pass ``backward``, whose intervals, relaxations and steps over nodes it fills in."""
 
     backward: Pass
     intervals: dict[str, Interval]

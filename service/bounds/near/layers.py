@@ -16,9 +16,7 @@ from service.bounds.relaxation import Family, Relaxed
 
 @dataclass(frozen=True, eq=False)
 class NearLayers:
-    """What is known of the distances of a network's values, by name; nothing over a box, or if other ranks have a part
-    of the network.
-    """
+    """What is known of the distances of a network's values, by name; nothing over a box or part of a network."""
 
     network: Network
     values: Mapping[str, Near]

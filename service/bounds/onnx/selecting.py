@@ -70,9 +70,7 @@ def place_of_largest(x: Tensor, dim: int, *, last: bool = False) -> Tensor:
 
 
 def _hard_max(call: Call, values: Values, shape: Shape) -> Converted:
-    """Return 1 at the first of the largest entries along an axis, and 0 elsewhere: no entry before it is as large, and
-    none after it is larger.
-    """
+    """Return 1 at the first of the largest entries along an axis, and 0 elsewhere."""
     return along_axis(partial(_first_of_largest, call))(call, values, shape)
 
 

@@ -1,6 +1,4 @@
-"""Branches that a constant chooses, loops with a constant number of rounds, and sequences, written out as the nodes
-that they come to.
-"""
+"""Writes out branches that a constant chooses, loops with a constant number of rounds, and sequences."""
 
 from __future__ import annotations
 
@@ -146,9 +144,7 @@ class _NodeWriter(ABC):
 
 @dataclass(eq=False)
 class _Unrolling(_NodeWriter):
-    """One loop on its way into a graph; ``place`` begins the names of all that is added, ``read`` are names that are
-    read anywhere.
-    """
+    """A loop on its way into a graph: ``place`` begins the names that are added, ``read`` are names that are read."""
 
     node: onnx.NodeProto
     place: str

@@ -11,7 +11,7 @@ a reduce-scatter and an all-gather. Those two never leave a region, and backward
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -143,15 +143,13 @@ class GatherFromGroup(End):
     adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.gather(ends, dimension_of(node) + 1).unbind()
-        return Interval(lower, upper)
+        return _side_by_side(node, inputs[0], tp_group.gather)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.own(coefficients, dimension_of(node) + 1),))
 
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), dimension_of(node) + 1, tp_group),))
+        return _join_mine(node, coefficients, tp_group)
 
 
 class ScatterToGroup(Begin):
@@ -184,15 +182,13 @@ class GatherWithReduce(_EnteringCollective):
     adds_up = True
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.join(ends, dimension_of(node) + 1).unbind()
-        return Interval(lower, upper)
+        return _side_by_side(node, inputs[0], tp_group.join)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.own_sum(coefficients, dimension_of(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), dimension_of(node) + 1, tp_group),))
+        return _join_mine(node, coefficients, tp_group)
 
 
 class ReduceScatter(_EnteringCollective):
@@ -218,10 +214,16 @@ class ReduceScatter(_EnteringCollective):
         return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
 
-def _mine(whole: Tensor, dim: int, tp_group: RankGroup) -> Tensor:
-    """Return this rank's slice of its own tensor, so that gradients stay on the rank."""
+def _side_by_side(node: Node, ends: Interval, gather: Callable[[Tensor, int], Tensor]) -> Interval:
+    lower, upper = gather(torch.stack([ends.lower, ends.upper]), dimension_of(node) + 1).unbind()
+    return Interval(lower, upper)
+
+
+def _join_mine(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+    """Join all ranks' rows, and keep this rank's slice of them: of its own tensor, so that gradients stay here."""
+    whole, dim = tp_group.join(coefficients, 1), dimension_of(node) + 1
     mine = tp_group.own_range(whole.shape[dim])
-    return whole.narrow(dim, mine.start, mine.stop - mine.start)
+    return Propagated((whole.narrow(dim, mine.start, mine.stop - mine.start),))
 
 
 def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:

@@ -75,9 +75,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class ChosenPlaces:
-    """Whole numbers ``(instances, *shape)`` from 0 to n − 1, and truths ``(instances, *shape, n)`` that each is that
-    one.
-    """
+    """Whole numbers ``(instances, *shape)`` below n, and truths ``(instances, *shape, n)``: which one each is."""
 
     numbers: Tensor
     truths: Tensor
@@ -132,9 +130,7 @@ def single(call: Call, value: Value, what: str) -> float:
 
 
 def aligned(values: Sequence[Value]) -> list[Tensor]:
-    """Return tensors that broadcast as the model's values do: those with a batch get as many dimensions as the
-    longest.
-    """
+    """Return tensors that broadcast as the model's values do: those with a batch get the longest's dimensions."""
     rank = max(len(value.shape) for value in values)
     return [
         value.float if value.constant else value.float.reshape(-1, *(1,) * (rank - len(value.shape)), *value.shape)

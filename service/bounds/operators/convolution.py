@@ -153,9 +153,7 @@ def _constant(node: Node, coefficients: Tensor) -> Tensor | None:
 
 
 PRODUCTS_FOR_ONE, MATRIX = 1.5, 2**22
-"""The number of products of a matrix that take as long as one of a convolution, on a CPU, and the entries of the
-largest matrix.
-"""
+"""How many products of a matrix take as long as one of a convolution, on a CPU; entries of the largest matrix."""
 _matrices: WeakKeyDictionary[Node, Tensor] = WeakKeyDictionary()
 
 
@@ -260,9 +258,7 @@ def _adjoint_of_images(  # noqa: PLR0917 - a convolution has as many
 
 
 def _skipped(own: int, size: int, step: int, pad: int, steps: int, kernel: int) -> int:  # noqa: PLR0917 - one axis
-    """Return how many whole steps of the padding need not be computed on both sides; patches may end early at the far
-    side.
-    """
+    """Return how many whole steps of padding need not be computed on each side; patches may end early at the far."""
     early = size + 2 * pad - kernel - (own - 1) * step
     return max(0, min((pad - early) // step, steps - 1))
 

@@ -40,7 +40,5 @@ class Elementwise(Operator):
         return {name: shared_operand(value, node, cut, share, self.padding) for name, value in node.arguments.items()}
 
     def is_finite_at_zero(self, node: Node) -> bool:
-        """Return whether padding, which is zero, has bounds and a relaxation that the zeros of the next layer can
-        drop.
-        """
+        """Return whether padding, which is zero, has bounds and a relaxation that zeros of the next layer can drop."""
         return True

@@ -157,9 +157,7 @@ class SmoothFunction(Shape):
         return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 
     def _bracket(self, start: Tensor, end: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a bracket of f′(z) = slope between two points; if there is no solution, the bracket shrinks to an
-        end.
-        """
+        """Return a bracket of f′(z) = slope between two points; without a solution it shrinks to an end."""
         rising = self.derivative(start) < slope
         low, high = start.expand_as(rising), end.expand_as(rising)
         for step in range(-len(self.samples), BISECTIONS[start.dtype]):

@@ -83,9 +83,7 @@ def _choose_cuts(graph: Graph, possible: Sequence[_StageCut], stages: int) -> li
 
 
 Cost = Callable[[float, float, _StageCut], float]
-"""The cost of the stages up to a cut, from the cost of those before the last one, the size of the last one, and the
-cut.
-"""
+"""The cost of the stages up to a cut, from that of all but the last one, the last one's size, and the cut."""
 
 
 def _best(

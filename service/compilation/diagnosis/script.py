@@ -187,9 +187,7 @@ def _wait_for_end(
 
 
 def _kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its descendants: the bisector runs the script in a process of its own, which would outlive it;
-    so would compile workers.
-    """
+    """Kill a process and its descendants: the script and its compile workers would outlive the bisector."""
     started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.kill()
     for each in started:

@@ -73,9 +73,7 @@ class FunctionCall:
         return self.name == "__get__" and getattr(self.function, "__self__", None) is Tensor.grad
 
     def reads(self, tensor: Tensor, result: Any) -> bool:
-        """Return whether the call, with this ``result``, needs the numbers in ``tensor``, and more than a
-        view of them.
-        """
+        """Return whether the call, with this ``result``, needs the numbers in ``tensor``, not only a view of them."""
         if self.asks_about or (self.name in _AS_ANOTHER and tensor is not self.arguments[0]):
             return False
         if self.name.endswith("_") and not self.name.endswith("__"):

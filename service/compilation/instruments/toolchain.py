@@ -36,9 +36,7 @@ class VectorProbes:
     """The files of results that were assumed, not tried."""
 
     def assume(self) -> None:
-        """Let torch choose, and assume that code for this processor's instructions compiles: a kernel will show
-        it.
-        """
+        """Let torch choose, and assume that code for this processor's instructions compiles: a kernel will show it."""
         self._choose(assumes=True)
 
     def keep(self) -> None:

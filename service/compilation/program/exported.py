@@ -62,9 +62,7 @@ def _tensor_at(module: Any, place: Sequence[str]) -> Tensor:
 
 
 def _graph_module(graph: ExportedGraph, exported: Exported, dtype: torch.dtype, device: torch.device) -> fx.GraphModule:
-    """Return the graph as a module that takes the tensors and the inputs; what it makes in float32 is made in
-    ``dtype``.
-    """
+    """Return the graph as a module of tensors and inputs; what it makes in float32 is made in ``dtype``."""
     built = fx.Graph()
     known = {name: built.placeholder(f"tensor_{index}") for index, name in enumerate(exported.tensors)}
     known |= {name: built.placeholder(f"input_{index}") for index, name in enumerate(inputs_of(exported))}

@@ -125,9 +125,7 @@ def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance, plan: S
 def _slopes_apart(
     eager: BuiltProgram, compiled: BuiltProgram, baseline: Baseline, first: int, plan: SamplingPlan
 ) -> str:
-    """Name the slope of the loss along its gradients if it differs from eager's; empty if it does not, or is not
-    known.
-    """
+    """Name the slope of the loss along its gradients if it differs from eager's; empty if not, or not known."""
     if eager.phase == "inference" or not baseline.eager.starts:
         return ""
     seeds = (range(first + own, first + own + 2 * plan.slopes, 2) for own in range(2))
@@ -215,18 +213,14 @@ def _moments(values: Mapping[Key, Tensor], most: int) -> dict[tuple[Key, str], T
 
 
 def _labels(sizes: tuple[int, int], permutations: int, generator: torch.Generator) -> Tensor:
-    """Return assignments of samples to the two groups, one a row, as weights of a difference of means: the true one,
-    then random ones.
-    """
+    """Return assignments of samples to the groups, one a row, as weights of a difference of means, the true first."""
     truly = torch.cat([torch.ones(sizes[0]) / sizes[0], -torch.ones(sizes[1]) / sizes[1]]).double()
     drawn = [truly[torch.randperm(len(truly), generator=generator)] for _ in range(permutations)]
     return torch.stack([truly, *drawn])
 
 
 def _statistic(moment: Tensor, labels: Tensor, rounding: float) -> Tensor:
-    """Return for each row of ``labels`` the root mean square of the differences between the groups' means, beyond
-    rounding.
-    """
+    """Return for each row of ``labels`` the root mean square of the groups' mean differences, beyond rounding."""
     apart = (labels @ moment).abs()
     return (apart - rounding).clamp_min(0.0).square().mean(1).sqrt()
 

@@ -55,9 +55,7 @@ class Oracle:
 
     @property
     def unit(self) -> float:
-        """Return the factor of the absolute tolerance: the scale, at most 1, since a part of each element is permitted
-        besides.
-        """
+        """Return the absolute tolerance's factor: the scale, at most 1: a part of each element is permitted too."""
         return min(1.0, self.scale)
 
     @property

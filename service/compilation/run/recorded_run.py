@@ -158,9 +158,7 @@ def _make_run(
     end: Mapping[Key, Tensor],
     starts: Sequence[Snapshot],
 ) -> RecordedRun:
-    """Return the run of the ``judged`` iterations, whose parameters and buffers began ``before`` and came to an
-    ``end``.
-    """
+    """Return the run of the ``judged`` iterations, whose parameters and buffers were ``before``, and at the ``end``."""
     parameters = [(key, value) for key, value in before.items() if key[0].startswith("parameter")]
     return RecordedRun(
         records=tuple(judged),
@@ -253,15 +251,11 @@ class Snapshot:
         return replace(self, values=tuple(_shuffle(each, before, generator) for each, before in pairs))
 
     def nudged(self, units: int) -> Snapshot:
-        """Return the same with each number that is not a whole one moved by so many ``units`` in the last
-        place, up or down at random.
-        """
+        """Return the same with each number that is not whole moved by ``units`` in the last place, at random."""
         return replace(self, values=tuple(_nudge(each, units, index) for index, each in enumerate(self.values)))
 
     def vary(self, built: BuiltProgram, iteration: int) -> None:
-        """Set the parameters to their first values times a number near 1, another one in each of ``_VARIED``
-        iterations. Buffers stay as they are.
-        """
+        """Set parameters to their first values times a number near 1, another in each of ``_VARIED`` iterations."""
         factor = 1 + (iteration % _VARIED) / 256
         with torch.no_grad():
             for member, before in zip(built.members, self.values, strict=True):
@@ -285,9 +279,7 @@ def _nudge(value: Tensor, units: int, index: int) -> Tensor:
 
 
 def _copy_state(state: Any, place: torch.device) -> Any:
-    """Return a copy of an optimizer's state, with its tensors in ``place``; those on the host, such as a count of
-    steps, stay there.
-    """
+    """Return a copy of an optimizer's state in ``place``; tensors on the host, as a count of steps, stay there."""
     if isinstance(state, Tensor):
         return state.detach().to(HOST if state.device == HOST else place, copy=True)
     if isinstance(state, dict):

@@ -46,9 +46,7 @@ class InputIntervals:
         return self._within(index, is_upper, end, strict)
 
     def within(self, constraint: Halfspace) -> bool:
-        """Narrow the intervals of the inputs of a constraint in place, each by the ends of the others; return whether
-        anything is left of them.
-        """
+        """Narrow a constraint's inputs in place, each by the ends of the others; return whether anything is left."""
         for index, factor in constraint.coefficients:
             others = [self._least(each, part) for each, part in constraint.coefficients if each != index]
             if any(each is None for each in others):
@@ -85,9 +83,7 @@ class InputIntervals:
 
     @cached_property
     def box(self) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
-        """Return the box, made once for all disjuncts that share it. Raises :class:`VnnlibError` if an end is
-        missing.
-        """
+        """Return the box, once for all disjuncts that share it. Raises :class:`VnnlibError` if an end is missing."""
         return self._all("lower", self.lower), self._all("upper", self.upper)
 
     @cached_property
@@ -137,9 +133,7 @@ class Conditions:
         return replace(self, ends=ends, empty=self.empty or not all(something))
 
     def disjunct(self) -> Disjunct | None:
-        """Return the disjunct of these conditions, if anything is left of it. Raises :class:`VnnlibError` if an
-        end is missing.
-        """
+        """Return the disjunct of these conditions, if any is left. Raises :class:`VnnlibError` if an end is missing."""
         if not self.constraints:
             return None if self.empty else Disjunct(*self.ends.box, self.halfspaces, *self.ends.opened)
         ends = self.ends.copied()

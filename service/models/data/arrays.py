@@ -63,9 +63,7 @@ _LARGEST_NPZ = 2**34
 
 @dataclass(frozen=True)
 class ArraySamples:
-    """Inputs ``(n, …)`` of any real type, made float32 on request, with their axes in order and then flat; int64 labels
-    ``(n,)``.
-    """
+    """Real inputs ``(n, …)``, made float32 on request, axes in order and then flat; int64 labels ``(n,)``."""
 
     inputs: Tensor
     labels: Tensor

@@ -28,9 +28,7 @@ class SampleCheck:
     is_ignoring: bool
 
     def check(self, split: Split, indices: Tensor | None = None) -> None:
-        """Raise ``ValueError`` with the number of the first sample that is not as declared; ``indices`` are those of
-        the whole split.
-        """
+        """Raise ``ValueError`` with the first sample's number not as declared; ``indices`` are of the whole split."""
         numbers = torch.arange(len(split)) if indices is None else indices.cpu()
         if len(split.targets) != len(split):
             raise ValueError(f"{self.name} gives {len(split)} inputs and {len(split.targets)} targets")

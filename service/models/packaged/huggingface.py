@@ -85,9 +85,7 @@ def _check_length(config: HuggingfaceConfig, described: Any) -> None:
 
 
 def _check_fields(given: dict[str, Any], kind: Any) -> None:
-    """Raise :class:`PackagedError` for a field that the type does not have, at any depth: the package would take it
-    without a word.
-    """
+    """Raise :class:`PackagedError` for a field that the type lacks, at any depth: the package would just take it."""
     for path, name, known in _unknown(given, kind, "model.config"):
         nearest = get_close_matches(name, known, n=4, cutoff=0.5)
         listed = f"; nearest are {', '.join(nearest)}" if nearest else ""

@@ -62,9 +62,7 @@ class Stored:
         return torch.Size(max(dimension) for dimension in zip(*ends, strict=True))
 
     def __getitem__(self, wanted: Block) -> Tensor:
-        """Return a block on the CPU; not to be written to, as it may be mapped. ``ValueError`` if files lack a
-        part.
-        """
+        """Return a block on the CPU; do not write to it, as it may be mapped. ``ValueError`` if files lack a part."""
         found = [(part, each.read(part)) for each in self.pieces if (part := each.within(wanted)) is not None]
         shape = [own.stop - own.start for own in wanted]
         if len(found) == 1 and list(found[0][1].shape) == shape:

@@ -84,9 +84,7 @@ class PendingReceive:
 
 @dataclass
 class _Inlet:
-    """Holds the messages that arrive over one boundary in one direction: their kind once known, and the header until
-    then.
-    """
+    """Holds messages that arrive over one boundary in one direction: their kind once known, till then the header."""
 
     kind: TensorKind | None = None
     header: Tensor | None = None

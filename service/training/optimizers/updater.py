@@ -39,9 +39,7 @@ class Updater:
             rule.optimizer.zero_grad()
 
     def prime(self, step: int, behind: Mapping[Tensor, int]) -> None:
-        """Give the rules the state that they would have created by ``step``; ``behind`` are the counts of
-        :meth:`behind` then.
-        """
+        """Give the rules the state that they would have by ``step``; ``behind`` are :meth:`behind`'s counts then."""
         for rule in self.rules:
             rule.prime(step, behind)
 

@@ -112,9 +112,7 @@ class _Inference:
             ready.context.report.progress(self.step, self.total, "steps")
 
     def _begins_at(self, ready: PreparedProgram, feed: _SourceBatches | None) -> int:
-        """Return the steps that every rank has in whole files; a program with batches of its own must be able to go on
-        from there.
-        """
+        """Return the steps all ranks have in whole files; a program with its own batches must resume from there."""
         if feed is None and not takes(ready.program.inference, FIRST):
             return 0
         done = torch.tensor(min(self.files.done(), self.total), device=ready.device)

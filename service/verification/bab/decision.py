@@ -64,9 +64,7 @@ class Search(Protocol):
     """A branch and bound over one specification, which can continue where it stopped."""
 
     def run(self, deadline: float) -> SearchResult:
-        """Search until it is decided, or ``deadline`` (``time.monotonic``) has passed. Results of earlier calls
-        count.
-        """
+        """Search until it is decided, or ``deadline`` (``time.monotonic``) is past. Earlier calls' results count."""
 
 
 class SearchStrategy(Protocol):

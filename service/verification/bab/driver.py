@@ -302,9 +302,7 @@ def _has_activations(model: ModelUnderVerification) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Unsplit(Search):
-    """Bounds the whole box, if activations cannot be split because a model or one of its stages has none: a search with
-    one domain for each disjunct.
-    """
+    """Bounds the whole box, one domain for each disjunct, where a model or stage has no activations to split."""
 
     model: ModelUnderVerification
     specification: Specification

@@ -138,9 +138,7 @@ class ModelUnderVerification:
 
     @property
     def ramped(self) -> RampedGraph | None:
-        """Return the model in float64 with steps that pass gradients; ``None`` if it has no steps, or if other
-        ranks have a part of it.
-        """
+        """Return the model in float64 with ramps for steps; ``None`` without steps, or if other ranks have a part."""
         if not self.engine.is_alone or not has_steps(self.network.graph):
             return None
         module = self.float64_module

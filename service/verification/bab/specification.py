@@ -99,9 +99,7 @@ class Specification:
         return kind.within(middle, kind.room(middle, self.ball.size), ends, torch.float64)
 
     def reached(self, x: Sequence[float], outputs: Interval) -> bool:
-        """Return whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs ``(outputs,)``
-        between these.
-        """
+        """Return whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs between these."""
         return self.reached_by(x, outputs.lower.tolist(), outputs.upper.tolist())
 
     def reached_by(self, x: Sequence[float], lower: Sequence[Number], upper: Sequence[Number]) -> bool:
@@ -163,9 +161,7 @@ class Specification:
         return start.scatter_reduce(1, index, values, "amax")
 
     def distance_to_nearest(self, excess: Tensor) -> Tensor:
-        """Return the distance of inputs with an :meth:`excess` ``(n, rows)`` from satisfying the nearest
-        disjunct, ``(n,)``: 0 or less satisfies it.
-        """
+        """Return the distance ``(n,)`` of an :meth:`excess` ``(n, rows)`` from a disjunct: 0 or less satisfies it."""
         return self.per_disjunct(excess).amin(dim=1)
 
 

@@ -181,9 +181,7 @@ class StepSides:
 
     @torch.no_grad()
     def _confirm_counterexample(self, x: Tensor) -> Counterexample | None:
-        """Return the first of the inputs that the model confirms. Of those that are equally far beyond the thresholds
-        the earlier ones come first.
-        """
+        """Return the first input that the model confirms; the earlier one of those equally far beyond thresholds."""
         specification = self.specification
         parts = self.model.in_parts(
             len(x), self.batch_size, lambda part: specification.excess(self.graph(x[part]), x[part])

@@ -172,9 +172,7 @@ class BoundingEngine(ABC):
         return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, options))
 
     def exact_outputs(self, x: Tensor, deadline: float = inf) -> Values | None:
-        """Return the outputs at an input ``(features,)`` without any rounding, if counterexamples need that and
-        it is possible until ``deadline``.
-        """
+        """Return the outputs at ``(features,)`` without any rounding, if needed and possible by ``deadline``."""
         if not self.is_alone:
             return None
         return self.arithmetic.certifying(lambda: exact_outputs(self.network, x, deadline))

@@ -35,10 +35,7 @@ __all__ = ["LoadedTasks", "bring_runtime", "load_tasks"]
 
 
 def bring_runtime(spec: VerifySpec) -> None:
-    """Import onnxruntime if the job needs it, while a thread may start the device.
-
-    Its errors are raised where it is used.
-    """
+    """Import onnxruntime if needed, while a thread may start the device; its errors are raised where it is used."""
     if isinstance(spec.model, FromOnnx) or isinstance(spec.property, InstancesProperty):
         with suppress(ImportError):
             importlib.import_module("onnxruntime")

@@ -176,9 +176,7 @@ class RootBounds:
 def bound_root(
     model: ModelUnderVerification, specification: Specification, method: Method, deadline: float
 ) -> RootBounds:
-    """Bound the whole box by CROWN, and by an optimising method if it may help and there is time; an engine that
-    refines optimises later.
-    """
+    """Bound the whole box by CROWN, or optimise if it may help in time; an engine that refines does so later."""
     engine, box = model.engine, model.together(STAGE, lambda: specification.box(model.dtype))
     started = time.monotonic()
     first = CROWN if method.intermediate is IntermediateBounds.OPTIMISED else method

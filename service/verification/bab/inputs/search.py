@@ -304,9 +304,7 @@ class _InputSearch:
         self.pool.put(rest)
 
     def _splittable(self, box: Interval) -> Tensor:
-        """Return the inputs ``(n, features)`` that can be halved: their middle is a different number, with room
-        around it.
-        """
+        """Return the inputs ``(n, features)`` that can be halved: their middle is another number, with room around."""
         size = torch.maximum(box.lower.abs(), box.upper.abs())
         return box.width > self.settings.smallest_width * self.width + 8 * torch.finfo(size.dtype).eps * size
 
@@ -328,9 +326,7 @@ class _InputSearch:
 
 
 def _least_proved(boxes: Boxes, clipped_box: Interval, margins: Tensor, is_open: Tensor) -> float:
-    """Return the least of the proved ``margins`` ``(n, disjuncts)``, but at most 0 if anything was clipped off:
-    more is not proved there.
-    """
+    """Return the least of the proved ``margins`` ``(n, disjuncts)``, at most 0 if clipped: more is not proved."""
     least = torch.where(boxes.open & ~is_open, margins, torch.inf).amin()
     is_clipped = (clipped_box.lower > boxes.box.lower) | (clipped_box.upper < boxes.box.upper)
     return float(torch.where(is_clipped.any(), least.clamp(max=0), least))
