@@ -24,21 +24,17 @@ from service.bounds.interval import Interval
 from service.bounds.operators import NONLINEAR, OPERATORS
 from service.bounds.operators.add import Addition
 from service.bounds.operators.base import Collective, ExactOperator, LinearOperator, Operator
-from service.bounds.operators.cat import Concatenate
 from service.bounds.operators.choice import OPERANDS, UndecidedWhere
 from service.bounds.operators.elementary import Exponential, Logarithm
-from service.bounds.operators.expand import Expand
-from service.bounds.operators.floor import Floor
 from service.bounds.operators.matmul import MatrixOfTwo
 from service.bounds.operators.maximum import Maximum
+from service.bounds.operators.moves import Concatenate, Expand, Pad, Select, Slice
 from service.bounds.operators.mul import Multiple, Product, Quotient
-from service.bounds.operators.number_test import NumberTest
-from service.bounds.operators.pad import Pad
 from service.bounds.operators.power import Power
 from service.bounds.operators.relu import PiecewiseActivation
 from service.bounds.operators.sin import Periodic
-from service.bounds.operators.slice import Select, Slice
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
+from service.bounds.operators.stepped import Floor, NumberTest
 from service.bounds.operators.sum import Sum
 from service.bounds.operators.where import Where
 from service.bounds.ranges import LogSumExp, Range, Softmax, ranges_of

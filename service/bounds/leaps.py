@@ -20,11 +20,8 @@ from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
-from service.bounds.operators.cat import Concatenate
-from service.bounds.operators.expand import Expand
 from service.bounds.operators.maximum import LinesOfDifference, Maximum
-from service.bounds.operators.permute import Permute
-from service.bounds.operators.slice import Select, Slice
+from service.bounds.operators.moves import Concatenate, Expand, Permute, Select, Slice
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation, Relaxed
 

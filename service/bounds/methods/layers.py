@@ -26,9 +26,7 @@ from service.bounds.near import NearLayers
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.expand import Expand
-from service.bounds.operators.permute import Permute
-from service.bounds.operators.slice import Select, Slice
+from service.bounds.operators.moves import Expand, Permute, Select, Slice
 from service.bounds.options import BoundOptions
 from service.bounds.relaxation import Relaxed
 

@@ -21,9 +21,8 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated
 from service.bounds.linear.rows.patches import Pair, image_of
 from service.bounds.operators.allowance import Roundings, backward_error
-from service.bounds.operators.broadcasting import unbroadcast
+from service.bounds.operators.broadcasting import dimension_of, unbroadcast
 from service.bounds.operators.conversion import Converter
-from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.operators.stretches import LARGE, stretch_of_matrix

@@ -22,7 +22,7 @@ from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators.allowance import Propagate, signs_kept
 from service.bounds.operators.base import Collective, Crossing
-from service.bounds.operators.dimensions import dimension_of
+from service.bounds.operators.broadcasting import dimension_of
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, widened
 
