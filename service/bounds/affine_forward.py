@@ -45,10 +45,7 @@ class AffineForm:
 
 
 def affine_forward(network: Network, box: Interval, options: BoundOptions) -> Pass:
-    """Return a pass with the intervals of every node and the relaxations of all non-linear ones.
-
-    The network is not divided over ranks.
-    """
+    """Return a pass with all intervals and relaxations of a network that is not divided over ranks."""
     first = network.graph.input.name
     intervals, relaxations = {first: box}, dict[str, Relaxed]()
     backward = Pass(network, intervals, relaxations)

@@ -88,9 +88,7 @@ class Interval:
         return torch.minimum(torch.maximum(values, self.lower), self.upper)
 
     def minimiser(self, coefficients: Tensor) -> Tensor:
-        """Return the values ``(batch, *shape)`` of the set at which ``coefficients · v`` is least; the middle of those
-        that a coefficient of 0 leaves open.
-        """
+        """Return values ``(batch, *shape)`` where ``coefficients · v`` is least; the middle of those left open."""
         return torch.where(coefficients > 0, self.lower, torch.where(coefficients < 0, self.upper, self.centre))
 
     def descended(self, values: Tensor, gradient: Tensor, share: Tensor | float) -> Tensor:
@@ -100,10 +98,7 @@ class Interval:
         return self.nearest(values - share * (self.minimiser(-gradient) - self.minimiser(gradient)))
 
     def least(self, coefficients: Tensor) -> Tensor:
-        """Return the least value of ``coefficients · v`` over the set, ``(batch, rows)``.
-
-        ``coefficients`` is ``(batch or 1, rows, *shape)``.
-        """
+        """Return the least value ``(batch, rows)`` of ``(batch or 1, rows, *shape)`` coefficients times the set."""
         if self.lower.requires_grad or self.upper.requires_grad:
             return fused.least(by_row(coefficients), by_instance(self.centre), by_instance(self.radius))
         return fused.least(by_row(coefficients), *self._middle)

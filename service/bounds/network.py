@@ -124,9 +124,7 @@ class Before(Protocol):
         """Return rigorous lower bounds through the relaxations of the last ascent."""
 
     def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
-        """Return rigorous affine functions of the model's input below the rows: coefficients ``(batch, rows,
-        features)`` and constants ``(batch, rows)``.
-        """
+        """Return rigorous planes below the rows: slopes ``(batch, rows, features)``, constants ``(batch, rows)``."""
 
 
 class OptimisedBefore(Protocol):
@@ -143,10 +141,7 @@ class OptimisedBefore(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A checked graph with the placement of its values and the ranks that share it.
-
-    ``before`` bounds the input where it is not the model's.
-    """
+    """A checked graph, its values' placement, and its ranks; ``before`` bounds an input that is not the model's."""
 
     graph: Graph
     placements: Mapping[str, Placement]

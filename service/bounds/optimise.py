@@ -183,10 +183,7 @@ class _ChosenRelaxation(Relaxed):
 
 
 class SlopeOptimiser:
-    """A pass back from ``start`` through relaxations whose parameters take a step after each gradient.
-
-    If previous stages have parameters, these take the same step.
-    """
+    """A pass back from ``start``, whose relaxations' parameters, and previous stages', step after each gradient."""
 
     def __init__(self, families: Families, start: str, ascent: Ascent) -> None:
         network = families.backward.network

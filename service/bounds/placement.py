@@ -37,10 +37,7 @@ _AFTER = {Crossing.ENTER: Placement.OWN, Crossing.LEAVE: Placement.REPLICATED, C
 
 
 def place(graph: Graph) -> Mapping[str, Placement]:
-    """Return the placement of every node of a whole model, which is replicated at both ends.
-
-    Raises :class:`UnsupportedModelError`, see :func:`place_part`.
-    """
+    """Return the placement of a whole model's nodes, replicated at both ends. Raises as :func:`place_part`."""
     placements = place_part(graph, Placement.REPLICATED)
     if placements[graph.output.name] is Placement.OWN:
         raise UnsupportedModelError(

@@ -117,9 +117,7 @@ def unwrapped(name: str) -> str:
 
 
 def read_shapes(archive: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors by their :func:`unwrapped` names, from the headers of the files that hold the
-    weights. Raises :class:`ArchiveError`.
-    """
+    """Return all shapes by :func:`unwrapped` names, from the headers of weights. Raises :class:`ArchiveError`."""
     found: dict[str, tuple[int, ...]] = {}
     with _checkpoint(archive) as members:
         files = weight_files(members, lambda: _read(members[INDEX]))

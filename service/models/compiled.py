@@ -180,9 +180,7 @@ def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def compiles_blocks(model: nn.Module, *, sharded: bool) -> bool:
-    """Return whether each unit is one of ``model.blocks``, given whether FSDP2 shards them: then a pipeline's stages
-    compile the same graphs as the whole model.
-    """
+    """Return which units are ``model.blocks``, given if FSDP2 shards them: then stages compile the model's graphs."""
     blocks = getattr(model, "blocks", None)
     alike: bool = getattr(model, "blocks_alike", False)
     return isinstance(blocks, nn.ModuleDict) and len(blocks) > 0 and (alike or sharded)

@@ -133,10 +133,7 @@ def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
 
 
 def _reduce_each_backward(model: nn.Module, free: bool) -> None:
-    """Call before each backward of an optimizer step that must reduce: gradients add up sharded.
-
-    ``free`` lets go of gathered parameters afterwards.
-    """
+    """Call before each backward of a step that must reduce, sharded; ``free`` lets go of gathered parameters after."""
     _set_backward(model, reduce=True, free=free)
 
 

@@ -21,10 +21,7 @@ class MeshError(ValueError):
 
 @dataclass(frozen=True)
 class Axis:
-    """One parallel dimension seen from this rank.
-
-    ``group`` names the process group that spans the dimension; it is empty when ``size`` is 1.
-    """
+    """One parallel dimension seen from this rank; its process ``group`` has no name when ``size`` is 1."""
 
     size: int = 1
     rank: int = 0

@@ -34,10 +34,7 @@ PassOver = Callable[[Checkpoint, str], None]
 
 
 class Checkpoints(ABC):
-    """The checkpoints of a run. ``saved_step`` is the step of the job's newest one, if there is one.
-
-    ``rows`` are those of ``service.parallel.checkpoint.save``.
-    """
+    """A run's checkpoints. ``saved_step`` is the newest one's, if any; ``rows`` as ``checkpoint.save`` takes them."""
 
     def __init__(
         self, spec: TrainSpec, context: RunContext, device: torch.device, rows: Mapping[str, int] | None = None
@@ -207,10 +204,7 @@ def _check_same_data(saved: Checkpoint, origin: Mapping[str, Any]) -> None:
 def _first_of_each(
     modules: Iterable[nn.Module], tensors: Callable[[nn.Module], Iterator[tuple[str, Named]]]
 ) -> dict[str, Named]:
-    """Return what ``tensors`` yields of this rank's stages by its global names.
-
-    Of a tied parameter whose two copies are both here, only the first is given.
-    """
+    """Return ``tensors`` of this rank's stages by global names; of a tied parameter's two copies only the first."""
     found: dict[str, Named] = {}
     for module in modules:
         for name, tensor in tensors(module):

@@ -24,10 +24,7 @@ _PEAKS = {"NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "
 
 
 class Journal:
-    """Logs what is trained, each evaluation, and the end of the training.
-
-    Only the first rank writes a journal; the calls of the others do nothing.
-    """
+    """Logs what is trained, each evaluation, and the end of training, on the first rank; on others it does nothing."""
 
     def __init__(self, spec: TrainSpec, context: RunContext) -> None:
         self._spec, self._context = spec, context

@@ -308,9 +308,7 @@ class _InstanceRunner:
         return [DecidedRow(*each) for each in zip(rows, layers, outcome.overflows, strict=True)]
 
     def _options_with_progress(self, task: Task, size: int, deadline: float) -> BoundOptions:
-        """Return the task's options, with a progress that reports the analysis of a batch of ``size``
-        instances, and ends it at the deadline if no other rank waits.
-        """
+        """Return the task's options, to report an analysis of ``size`` instances and, alone, end it at the deadline."""
 
         def tell(share: float) -> None:
             if self.progress is not None:

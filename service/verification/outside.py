@@ -157,9 +157,7 @@ class OutsideAttack:
     def _visited_inputs(
         self, every: Sequence[Specification], instance: int, most: int
     ) -> Iterator[tuple[Specification, Tensor]]:
-        """Yield inputs at which the instance's search came nearest to a counterexample, if this rank is alone: ranks
-        that search together have different ones.
-        """
+        """Yield the inputs nearest to a counterexample in the instance's search, if this rank is alone."""
         points = self.task.visited.pop(instance, None)
         if points is None or not self.task.is_alone:
             return

@@ -41,9 +41,7 @@ Search = Callable[[Task, CounterexampleChecker, BoundsRow], BoundsRow]
 
 @dataclass(eq=False)
 class RoundingGuard:
-    """Checks the verified rows of one task; all ranks that bound them call it. ``search`` decides where bounds
-    do not, given the task and the checker in float64.
-    """
+    """Checks a task's verified rows, on all its ranks; ``search`` decides in float64 where bounds do not."""
 
     task: Task
     checker: CounterexampleChecker

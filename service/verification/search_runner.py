@@ -1,7 +1,4 @@
-"""Runs one search for each instance that bounds left open, and reports its progress.
-
-The trees of searches are published, as far as a job has room.
-"""
+"""Runs a search for each instance that bounds left open; reports its progress, and its tree as far as there is room."""
 
 from __future__ import annotations
 

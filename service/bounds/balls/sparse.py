@@ -14,10 +14,7 @@ from service.bounds.interval import Interval
 
 @dataclass(frozen=True, eq=False)
 class SparseBall(Ball):
-    """Values of the box that differ from ``middle`` in ``most`` entries or fewer.
-
-    The others are within ``slack`` of it, the rounding of the middle.
-    """
+    """Values that differ from ``middle`` by more than ``slack``, its rounding, in at most ``most`` entries."""
 
     slack: Tensor
     most: int = 1
@@ -48,10 +45,7 @@ class SparseBall(Ball):
         return super().nearest(torch.minimum(torch.maximum(values, self.lower), self.upper))
 
     def descended(self, values: Tensor, gradient: Tensor, share: Tensor | float) -> Tensor:
-        """Return values after such a step; only the entries change that gain most.
-
-        The largest changes so far would never make room for others.
-        """
+        """Return values after such a step in the entries that gain most: else the largest changes never give way."""
         step = self.minimiser(gradient) - self.middle
         moved = torch.minimum(torch.maximum(values + 2 * share * step, self.lower), self.upper)
         return torch.where(step == 0, self.middle, moved)

@@ -186,9 +186,7 @@ def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
-    """Call ``run`` for ``at_once`` of ``total`` rows at a time, fewer if memory runs out and no other rank
-    waits; on a CPU, several parts run side by side.
-    """
+    """Call ``run`` for ``at_once`` rows at a time, fewer if memory runs out alone; parts run side by side on a CPU."""
     if backward.device.type == "cpu" and backward.network.is_alone and are_worthwhile(total, at_once):
         try:
             return side_by_side(total, at_once, run)

@@ -89,9 +89,7 @@ def _put_branch(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, condit
 
 
 def _with_loops_unrolled(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
-    """Return the model with the rounds of each loop one after the other; ``evaluate`` gives values of constants, and
-    values of others for their shapes.
-    """
+    """Return the model with loops' rounds in a row; ``evaluate`` gives constants, and other values for their shapes."""
     while counted := counted_loops(model, dependence_of(model)):
         wanted = {name for node in counted.values() for name in _deciding_values(node)}
         values = evaluate(model, wanted) if wanted else {}

@@ -95,10 +95,7 @@ class Operator(ABC):
 
 
 class LinearOperator(BackwardRules, Operator):
-    """An operator that is affine in its variable inputs.
-
-    ``is_fresh``: :meth:`backward` returns one tensor that nothing else holds, so that more may be added to it.
-    """
+    """An operator that is affine in its variable inputs. ``is_fresh``: :meth:`backward`'s result is held nowhere."""
 
     is_fresh: ClassVar[bool] = False
 

@@ -14,10 +14,7 @@ from service.bounds.operators.sharding import Cut, Share, Whole, shared_operand
 
 
 class Elementwise(Operator):
-    """Each rank computes its own entries of a value that is divided over ranks.
-
-    ``padding`` fills up constants if the width does not divide.
-    """
+    """Each rank computes its own entries of a divided value; ``padding`` fills up constants to a width that divides."""
 
     padding: ClassVar[float] = 0.0
 

@@ -161,9 +161,7 @@ class LinesOfDifference(Relaxed):
 
 @dataclass(frozen=True, eq=False)
 class _SlopesOfMaximum:
-    """Lines of the difference with a free lower slope at ``open_`` entries; every entry has a parameter, so
-    that it has the same meaning on all bounds.
-    """
+    """Lines of the difference, with a free lower slope at ``open_`` entries; every entry has a parameter."""
 
     relaxation: Relaxation
     open_: Tensor

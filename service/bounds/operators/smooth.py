@@ -87,10 +87,7 @@ class SmoothFunction(Shape):
         return LineTable.of(self.lines(plain, bounds), torch.full_like(bounds.lower, 0.5))
 
     def lines(self, plain: Relaxation, bounds: Interval) -> Relaxation:
-        """Return lines ``(batch, STEPS, *shape)`` that touch the envelopes from one end of the interval to the other.
-
-        The middle ones are the plain ones.
-        """
+        """Return lines ``(batch, STEPS, *shape)`` that touch the envelopes end to end, plain ones in the middle."""
         inside = self._where(self._usable(bounds), bounds)
         points = self._points(inside)
         first, last = _chords(points, self.function(points), inside)

@@ -143,10 +143,7 @@ def _analysed(
 
 @dataclass(eq=False)
 class _RigorousLayers(LayerArithmetic):
-    """Rows of ``backward``, by ``bounding``, over the reals; every node gets a step of its own.
-
-    All instances have the same rows: those that any of them wants.
-    """
+    """Rows of ``backward``, by ``bounding``, over the reals, the same for all instances; every node gets a step."""
 
     backward: RigorousPass
     intervals: dict[str, Interval]

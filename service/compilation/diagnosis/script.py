@@ -67,9 +67,7 @@ _KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "p
 
 
 PROCESSOR_S, CLOCK_S = 60, 300
-"""Limits of a process in seconds: of a processor, which say the same on a busy machine, and of the clock, for one that
-waits for something that never comes.
-"""
+"""Limits in seconds: of a processor, the same on a busy machine; of the clock, for a wait that never ends."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +159,7 @@ def _process(command: list[str], timeout_s: float) -> ScriptOutcome:
 
 
 def _limit_processor_time(command: list[str]) -> list[str]:
-    """Return the command with a limit of processor time, for each of its processes. A rank may not set that of another
-    process, so a shell sets its own.
-    """
+    """Return the command with a limit of processor time, set by a shell of its own: a rank may not set another's."""
     return ["/bin/sh", "-c", f'ulimit -S -t {PROCESSOR_S}; exec "$@"', "sh", *command]
 
 

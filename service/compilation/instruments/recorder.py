@@ -162,9 +162,7 @@ def _readable(reason: str) -> str:
 
 @contextmanager
 def _traced_hooks() -> Iterator[list[str]]:
-    """Yield a list that gets FSDP's hooks that Dynamo inlines into a graph within: they gather and reshard parameters,
-    and must stay outside of graphs.
-    """
+    """Yield a list of FSDP's hooks that Dynamo inlines within: they gather and reshard, and must stay outside."""
     found: list[str] = []
     inline = internal(_INLINE).__func__
 

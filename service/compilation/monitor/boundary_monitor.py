@@ -169,9 +169,7 @@ class BoundaryMonitor:
         return result
 
     def _read_retained(self, tensor: Tensor) -> None:
-        """Note that the gradient of a rehearsed call's result is read: CUDA graphs give out the same tensor in each
-        replay, with the gradient of the first.
-        """
+        """Note that a gradient of a rehearsed result is read: replays give out the same tensor as the first."""
         for reference, origin in self._returned:
             if reference() is tensor:
                 self._retained[RetainedRead(self.iteration, caller(outside=FOREIGN), origin)] = None

@@ -22,9 +22,7 @@ class ParitySettings:
     same_computation: float = 0.05
     """The largest distance of a float64 output from eager's, by its size, at which both are the same computation."""
     cancelled: float = 0.5
-    """The distance between eager and float64, as a fraction of eager's size, from which on no digit of eager's is
-    right: the terms that were summed cancel.
-    """
+    """The distance of eager from float64, by its size, from which no digit of eager is right: its terms cancel."""
     some_lost: float = 8.0
     """The distance between eager and float64, in units in the last place, from which on the terms cancel in part. The
     tensor is then judged at the scale of its terms, which that distance tells.
@@ -40,9 +38,7 @@ class ParitySettings:
     tf32: float = 2.0
     """How far a result may be off besides, as a multiple of how far TF32 moves eager's: each is rounded its own way."""
     tf32_limit: float = 0.01
-    """The largest distance by which TF32 may move any result of eager, as a fraction of its scale. Beyond it errors
-    would hide, so the check runs in full float32.
-    """
+    """How far TF32 may move a result of eager, by its scale: beyond it errors would hide, so all is in full float32."""
 
     def judged_scale(self, own: float, largest: float, terms: float = 0.0) -> float:
         """Return the scale at which to judge a tensor of scale ``own``, whose kind has scales up to ``largest``.

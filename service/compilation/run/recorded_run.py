@@ -235,9 +235,7 @@ class Snapshot:
         return Snapshot(moved, tuple(_copy_state(each, place) for each in self.optimizers))
 
     def restore(self, built: BuiltProgram) -> None:
-        """Restore into any build of the program, in place: compiled code knows tensors by their addresses. A build in
-        another precision takes the same numbers.
-        """
+        """Restore into any build of the program, of any precision, in place: compiled code knows tensors by address."""
         with torch.no_grad():
             for member, before in zip(built.members, self.values, strict=True):
                 local_part(member).copy_(before)

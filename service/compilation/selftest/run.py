@@ -97,9 +97,7 @@ class SelfTest:
 
 
 def kept_or_run(run: Callable[[], tuple[Proof, ...]], folder: Path | None, device: str) -> SelfTest:
-    """Return the proofs that ``folder`` holds for this host, device, torch and version of Trivet, else those of
-    ``run``, which are kept there if all hold.
-    """
+    """Return the proofs in ``folder`` for this host, device, torch and Trivet, else ``run``'s, kept if all hold."""
     if folder is None:
         return SelfTest(run())
     path = folder / f"selftest-{_key(device)}.json"

@@ -26,10 +26,7 @@ def _may_be_larger(end: Fraction) -> bool:
 
 @dataclass(frozen=True)
 class InputIntervals:
-    """The known exact ends of the inputs' intervals, and which of them do not belong to the interval.
-
-    ``lines`` has each input's declaration, ``shown`` its name.
-    """
+    """Known exact ends of inputs, and which are open. ``lines`` has each input's declaration, ``shown`` its name."""
 
     lines: Mapping[int, int]
     shown: Callable[[int], str] = "X_{}".format

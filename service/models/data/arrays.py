@@ -43,10 +43,7 @@ _HEADERS: Mapping[tuple[int, int], Callable[[IO[bytes]], tuple[tuple[int, ...], 
 
 
 def check_claim(file: IO[bytes], size: int) -> None:
-    """Compare the header that ``file`` of ``size`` bytes begins with to that size, before memory is taken for it.
-
-    Raises one of :data:`BROKEN`.
-    """
+    """Check the header of ``file`` against its ``size`` before memory is taken for it. Raises one of :data:`BROKEN`."""
     version = npy.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of the format is none for numbers")

@@ -131,9 +131,7 @@ def load(spec: DataSpec, layout: DataLayout | None = None) -> Dataset:
 
 
 def without_ignored(dataset: Dataset, reader: str) -> Dataset:
-    """Return the data set for a ``reader`` for whom every label counts. Raises ``ValueError``, for samples on disk when
-    one is taken, if it has others.
-    """
+    """Return the data for a ``reader`` for whom every label counts. Raises ``ValueError``, on disk when read."""
     found: list[Samples] = []
     for samples in (dataset.train, dataset.test):
         if isinstance(samples, CheckedSamples):

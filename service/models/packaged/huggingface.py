@@ -53,10 +53,7 @@ class _ImageClassifier(Packaged):
 
 
 def build(config: HuggingfaceConfig, axis: Axis) -> nn.Module:
-    """Return the model, with random weights.
-
-    Raises :class:`PackagedError` for a type, a field or a task that the package does not have.
-    """
+    """Return the model, with random weights. Raises :class:`PackagedError` for what the package does not have."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # read at the import
     transformers = imported("transformers")
     types = transformers.CONFIG_MAPPING

@@ -98,9 +98,7 @@ def in_backward() -> bool:
 
 
 def parts_of(model: nn.Module) -> Parts:
-    """Return a model's ``blocks``, and what each of them is made of: ``blocks.attention`` of all. Within a compiled
-    module no calls are heard, so it has no parts.
-    """
+    """Return ``blocks`` of a model and their parts, as ``blocks.attention``; a compiled module's are not heard."""
     blocks = getattr(model, "blocks", None)
     if _is_compiled(model) or not isinstance(blocks, nn.ModuleDict):
         return {}

@@ -67,22 +67,24 @@ class Search(Protocol):
         """Search until it is decided, or ``deadline`` (``time.monotonic``) is past. Earlier calls' results count."""
 
 
-class SearchStrategy(Protocol):
-    """Begins a search, which plans until ``deadline`` (``time.monotonic``).
+@dataclass(frozen=True, eq=False)
+class SearchTask:
+    """What a search decides, planning until ``deadline`` (``time.monotonic``).
 
-    ``method`` bounds the root, and boxes of inputs. ``listener`` hears of every round. Raises
-    :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, if it cannot begin.
+    ``method`` bounds the root, and boxes of inputs. ``listener`` hears of every round.
     """
 
-    def __call__(
-        self,
-        model: ModelUnderVerification,
-        specification: Specification,
-        method: Method,
-        deadline: float,
-        listener: ProgressListener,
-    ) -> Search:
-        """Return the search, begun."""
+    model: ModelUnderVerification
+    specification: Specification
+    method: Method
+    deadline: float
+    listener: ProgressListener
+
+
+SearchStrategy = Callable[[SearchTask], Search]
+"""Begins a search. Raises :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, if it
+cannot begin.
+"""
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,7 @@ def has_steps(graph: Graph) -> bool:
 
 
 class RampedGraph(ExecutableGraph):
-    """``(n, features)`` to ``(n, outputs)``: the function itself, with the gradients of one whose steps are ramps
-    (straight-through, Bengio et al., 2013).
-    """
+    """``(n, features)`` to ``(n, outputs)``, with gradients as of ramps (straight-through, Bengio et al., 2013)."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)

@@ -113,10 +113,7 @@ class Specification:
         )
 
     def lost(self, dtype: torch.dtype, reach: Tensor) -> Tensor:
-        """Return the largest difference of rows ``(rows,)`` in a type from the exact ones.
-
-        Outputs are at most ``reach`` ``(outputs,)`` in size.
-        """
+        """Return how far rows ``(rows,)`` in a type are from exact ones, for outputs of at most ``reach`` in size."""
         error = self.residues + (self.rows - self.rows.to(dtype).double()).abs()
         return (1 + 1e-9) * torch.where(error > 0, error * reach, 0).sum(dim=1)
 

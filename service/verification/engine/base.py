@@ -90,10 +90,7 @@ RIGOROUS = Arithmetic(
 
 @dataclass(frozen=True, eq=False)
 class BoundingEngine(ABC):
-    """Bounds one model. All ranks that have it together call the same methods in the same order.
-
-    ``network`` is this rank's part of the model, on ``device``.
-    """
+    """Bounds one model, ``network`` its part on ``device``. All its ranks call the same methods in the same order."""
 
     network: Network
     arithmetic: Arithmetic

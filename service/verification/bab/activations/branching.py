@@ -32,10 +32,7 @@ class Branched:
 
 @dataclass(frozen=True, eq=False)
 class _Candidates:
-    """Entries ``index`` that may be split ``at`` a value, ``(n, k)``, and first multipliers of both halves.
-
-    ``prior`` decides if bounds of the halves show no gain.
-    """
+    """Entries ``index`` ``(n, k)`` that may be split ``at`` a value, first multipliers, and ``prior`` scores."""
 
     index: Tensor
     at: Tensor

@@ -46,9 +46,7 @@ def optimise_intermediate_bounds(
     settings: SearchSettings,
     work: SharedWork | None = None,
 ) -> Interval:
-    """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until about ``deadline``
-    (``time.monotonic``), by all ranks that share the ``work``.
-    """
+    """Return all preactivations' ``bounds`` ``(1, entries)``, tightened until about ``deadline`` by the ``work``."""
     work, layers = work or SharedWork(), list(Preactivations.of(network).each)
     # Ranks that divide a layer need all of it for the next one; one rank alone goes through all layers once.
     for step in [[layer] for layer in layers] if work.is_divided else [layers]:

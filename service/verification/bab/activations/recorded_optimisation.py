@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -177,8 +178,7 @@ class DirectOptimisation:
         """Free everything kept for speed alone."""
 
 
-@dataclass(frozen=True)
-class _Size:
+class _Size(NamedTuple):
     count: int
     depth: int
     settings: OptimiserSettings

@@ -22,7 +22,6 @@ from torch import Tensor
 from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError
-from service.bounds.methods import Method
 from service.verification.bab.activations.branching import ActivationBranching
 from service.verification.bab.activations.certificates import certificates_of
 from service.verification.bab.activations.domain_bounds import DomainBounds
@@ -33,7 +32,7 @@ from service.verification.bab.activations.refinement_times import RefinementTime
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
-from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
+from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, SearchTask
 from service.verification.bab.lp import LinearPrograms, LpResult
 from service.verification.bab.model import ModelUnderVerification, worst_first
 from service.verification.bab.search_group import SearchStatus
@@ -47,17 +46,13 @@ ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activat
 """The phases in which memory may run out."""
 
 
-def begin_splitting_activations(
-    model: ModelUnderVerification,
-    specification: Specification,
-    method: Method,
-    deadline: float,
-    listener: ProgressListener,
-) -> Search:
-    """Begin to split activations: a :class:`~service.verification.bab.decision.SearchStrategy`."""
-    model = replace(model, engine=model.engine.for_activation_search())
-    root = bound_root(model, specification, method, deadline)
-    return model.together(ROOTS, lambda: _ActivationSearch(model, specification, deadline, listener, root))
+def begin_splitting_activations(task: SearchTask) -> Search:
+    """Begin to split activations: a :data:`~service.verification.bab.decision.SearchStrategy`."""
+    model = replace(task.model, engine=task.model.engine.for_activation_search())
+    root = bound_root(model, task.specification, task.method, task.deadline)
+    return model.together(
+        ROOTS, lambda: _ActivationSearch(model, task.specification, task.deadline, task.listener, root)
+    )
 
 
 class _ActivationSearch:
@@ -192,10 +187,7 @@ class _ActivationSearch:
         return None
 
     def _if_memory_allows(self, run: Callable[[], T], losing: str | None = None) -> T | None:
-        """Return the result of ``run``, or ``None`` if memory runs out.
-
-        If that loses domains, ``losing`` names the step: the search ends undecided.
-        """
+        """Return what ``run`` does, ``None`` if memory runs out: a step ``losing`` domains then ends it undecided."""
         try:
             return run()
         except Exception as error:

@@ -140,10 +140,7 @@ class BoxPool:
 
 @dataclass(frozen=True, eq=False)
 class BoxTransfer:
-    """Hands over boxes of the pool, without the known bounds of their values.
-
-    A row has the margin, the open disjuncts, and both ends.
-    """
+    """Hands over boxes of the pool without known bounds: a row has the margin, the open disjuncts, and both ends."""
 
     pool: BoxPool
     disjunct_count: int

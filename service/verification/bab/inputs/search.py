@@ -18,9 +18,15 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
-from service.bounds.methods import Method
 from service.verification.bab.attack import attack_boxes, attack_from_many_samples, gradient_batch_size
-from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, Technique
+from service.verification.bab.decision import (
+    ProgressListener,
+    Search,
+    SearchProgress,
+    SearchResult,
+    SearchTask,
+    Technique,
+)
 from service.verification.bab.heuristics import InputView
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer, LinearCut, clip_boxes
 from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory, factories_of
@@ -35,18 +41,13 @@ T = TypeVar("T")
 STAGE = "the search over inputs"
 
 
-def begin_splitting_inputs(
-    model: ModelUnderVerification,
-    specification: Specification,
-    method: Method,
-    deadline: float,
-    listener: ProgressListener,
-) -> Search:
-    """Begin to split inputs: a :class:`~service.verification.bab.decision.SearchStrategy`."""
+def begin_splitting_inputs(task: SearchTask) -> Search:
+    """Begin to split inputs: a :data:`~service.verification.bab.decision.SearchStrategy`."""
+    model, specification = task.model, task.specification
 
     def prepare() -> _InputSearch:
-        factories = factories_of(model.engine, method, specification.box(model.dtype), model.options)
-        return _InputSearch(model, specification, factories, deadline, listener)
+        factories = factories_of(model.engine, task.method, specification.box(model.dtype), model.options)
+        return _InputSearch(model, specification, factories, task.deadline, task.listener)
 
     return model.together(STAGE, prepare)
 
@@ -213,10 +214,7 @@ class _InputSearch:
         self.shortage, self.is_over = self.model.memory.shortage(STAGE, self.model.device, error), True
 
     def _if_memory_allows(self, run: Callable[[], T], *, losing_boxes: bool = False) -> T | None:
-        """Return the result of ``run``, or ``None`` if memory runs out.
-
-        If that loses boxes, nothing is proved of them: the search ends undecided.
-        """
+        """Return what ``run`` does, ``None`` if memory runs out: if that is ``losing`` boxes, it ends undecided."""
         try:
             return run()
         except Exception as error:
