@@ -11,11 +11,7 @@ from torch.nn import functional
 from service.bounds.operators.conversion import Call, Converter, Shape, Values, axis, integers, repeated
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] = _same) -> Converter:
+def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] = lambda x: x) -> Converter:
     """Return the converter of a reduction; ``of_one`` is that of one number, where no dimension is reduced."""
 
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -27,11 +23,6 @@ def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] =
         return function(values[0].float, dim=dims, keepdim=bool(call.attributes.get("keepdims", 1)))
 
     return convert
-
-
-def _extreme(largest: bool) -> Converter:
-    reduced = torch.amax if largest else torch.amin
-    return _total(lambda x, dim, keepdim: reduced(x, dim=dim, keepdim=keepdim))
 
 
 def along_axis(function: Callable[[Tensor, int], Tensor]) -> Callable[[Call, Values, Shape], Tensor]:
@@ -152,9 +143,9 @@ CONVERTERS: Mapping[str, Converter] = {
     "ReduceL2": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim).sqrt(), torch.abs),
     "ReduceLogSum": _total(lambda x, dim, keepdim: x.sum(dim=dim, keepdim=keepdim).log(), torch.log),
     "ReduceLogSumExp": _total(torch.logsumexp),
-    "ReduceMax": _extreme(True),
+    "ReduceMax": _total(torch.amax),
     "ReduceMean": _total(torch.mean),
-    "ReduceMin": _extreme(False),
+    "ReduceMin": _total(torch.amin),
     "ReduceProd": _total(_product),
     "ReduceSum": _total(torch.sum),
     "ReduceSumSquare": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim), torch.square),

@@ -148,9 +148,11 @@ def axis(given: int, rank: int) -> int:
     return given % rank + 1
 
 
-def entrywise(function: Callable[[Tensor], Tensor]) -> Converter:
-    """Return the converter of a function of one value."""
-    return lambda call, values, shape: function(values[0].float)
+def entrywise(function: Callable[..., Tensor], **numbers: float) -> Converter:
+    """Return the converter of a function of one value, and of attributes that are ``numbers`` by default."""
+    return lambda call, values, shape: function(
+        values[0].float, *(float(call.attributes.get(name, number)) for name, number in numbers.items())
+    )
 
 
 def of_two(function: Callable[[Tensor, Tensor], Tensor]) -> Converter:

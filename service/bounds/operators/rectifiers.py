@@ -168,9 +168,7 @@ class Elu(SmoothActivation):
     """ELU and its relatives CELU and SELU."""
 
     overloads = ("aten.elu.default",)
-    onnx: ClassVar[Mapping[str, Converter]] = {
-        "Elu": lambda call, values, shape: functional.elu(values[0].float, float(call.attributes.get("alpha", 1.0)))
-    }
+    onnx: ClassVar[Mapping[str, Converter]] = {"Elu": entrywise(functional.elu, alpha=1.0)}
     composite = True
 
     @staticmethod
