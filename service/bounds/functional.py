@@ -115,11 +115,7 @@ def _all_gather_in_place(
 
 
 def _reduce_scatter_in_place(
-    output: Tensor,
-    input_list: Sequence[Tensor],
-    op: Any = dist.ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
+    output: Tensor, input_list: Sequence[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> None:
     _check_waits(async_op)
     output.copy_(_reduce_scatter_of_nn(output, input_list, op, group))

@@ -20,13 +20,7 @@ from service.bounds.finite import tests_of
 from service.bounds.graph import Graph, Node, Repeated
 from service.bounds.interval import Interval
 from service.bounds.operators import ACCUMULATING, COLLECTIVES, LINEAR, NONLINEAR, OPERATORS, check
-from service.bounds.operators.base import (
-    AccumulatingOperator,
-    Collective,
-    LinearOperator,
-    NonlinearOperator,
-    Operator,
-)
+from service.bounds.operators.base import AccumulatingOperator, Collective, LinearOperator, NonlinearOperator, Operator
 from service.bounds.placement import Placement, check_constants, entered, entering, place, place_part
 from service.bounds.ranges import Range, ranges_of
 from service.bounds.rank_group import RankGroup

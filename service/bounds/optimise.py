@@ -152,7 +152,8 @@ class _ChosenRelaxation(Relaxed):
 
     def _begin(self, rows: int) -> None:
         if self.parameters is None:
-            self.parameters = tuple(_repeated(each, rows).requires_grad_() for each in self.family.start)
+            starts = (each.unsqueeze(1).repeat(1, rows, *(1 for _ in each.shape[1:])) for each in self.family.start)
+        self.parameters = tuple(start.requires_grad_() for start in starts)
 
     @backward_rule(Patches)
     def backward_patches(self, patches: Patches) -> Propagated | None:
@@ -378,7 +379,3 @@ def _before(network: Network, start: str) -> list[str]:
         if node.name in needed:
             needed.update(node.inputs)
     return [node.name for node in network.nonlinear if node.name in needed]
-
-
-def _repeated(start: Tensor, rows: int) -> Tensor:
-    return start.unsqueeze(1).repeat(1, rows, *(1 for _ in start.shape[1:]))

@@ -66,11 +66,7 @@ class ClimbTask:
             seat.tell(PREPARED, (prepared.about, prepared.start([case.rung for case in own])))
         with runs.counted("starting the profiler"):
             start_profiler(prepared.program.device)
-        plan = replace(
-            prepared.plan,
-            alone=lambda: _measuring_alone(seat.races, runs),
-            tells=runs.begin,
-        )
+        plan = replace(prepared.plan, alone=lambda: _measuring_alone(seat.races, runs), tells=runs.begin)
         exchange = FileExchange(seat.races, seat.exchanged, EXCHANGED, partial(runs.counted, "waiting for others"))
         for phase, cases in groupby(own, lambda case: case.phase):
             watch = Stopwatch()

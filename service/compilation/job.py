@@ -186,10 +186,7 @@ def _time_results(results: Iterator[Result], runs: RunSeconds) -> Iterator[Climb
 
 
 def _diagnose(
-    spec: CompileSpec,
-    context: RunContext,
-    results: Sequence[Result],
-    prepared: Prepared | None,
+    spec: CompileSpec, context: RunContext, results: Sequence[Result], prepared: Prepared | None
 ) -> list[Diagnosis]:
     """Return the diagnoses of the rungs that stopped the climb, except of crashes: they would happen here, too."""
     stopped = [each for each in results if each.verdict not in {"pass", "not_applicable"}]

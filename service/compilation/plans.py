@@ -47,23 +47,15 @@ def choose_plan(plans: Sequence[Plan], size: int, room: int) -> int:
     """Return the index of the first plan that may fit a program of ``size`` bytes in ``room``; else of the last."""
     if size <= SMALL:
         return 0
-    fits = (index for index, plan in enumerate(plans) if sum(map(_copies, plan)) * size <= room)
-    return next(fits, len(plans) - 1)
-
-
-def _copies(cases: Sequence[RungCase]) -> int:
-    return max(_COPIES[case.phase] for case in cases)
+    copies = (sum(max(_COPIES[case.phase] for case in cases) for cases in plan) for plan in plans)
+    return next((index for index, each in enumerate(copies) if each * size <= room), len(plans) - 1)
 
 
 def _deal_rungs(rungs: Sequence[Rung], phase: Phase, processes: int) -> list[tuple[RungCase, ...]]:
     """Deal the rungs from the top of the ladder, each to the process that has the least to do."""
     parts: list[list[Rung]] = [[] for _ in range(min(processes, len(rungs)))]
     for rung in reversed(rungs):
-        min(parts, key=lambda part: sum(map(_weight, part))).insert(0, rung)
+        min(parts, key=lambda part: sum(2 + rung.decomposes + rung.cuda_graphs for rung in part)).insert(0, rung)
     return [
         tuple(RungCase(rung, phase) for rung in part) for part in sorted(parts, key=lambda part: rungs.index(part[0]))
     ]
-
-
-def _weight(rung: Rung) -> int:
-    return 2 + rung.decomposes + rung.cuda_graphs

@@ -132,16 +132,11 @@ def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
     _set_backward(model, reduce=is_last, free=is_last)
 
 
-def _reduce_each_backward(model: nn.Module, free: bool) -> None:
-    """Call before each backward of a step that must reduce, sharded; ``free`` lets go of gathered parameters after."""
-    _set_backward(model, reduce=True, free=free)
-
-
 def before_backward(sharding: ShardingSpec) -> Callable[[nn.Module, bool], None]:
     """Return what to call before each backward once ``sharding`` is settled: with the model, and if it is the last."""
     if sharding.reduce == "last":
         return synchronize_gradients
-    return lambda model, is_last: _reduce_each_backward(model, free=is_last or sharding.reshard == "always")
+    return lambda model, is_last: _set_backward(model, reduce=True, free=is_last or sharding.reshard == "always")
 
 
 def _set_backward(model: nn.Module, *, reduce: bool, free: bool) -> None:

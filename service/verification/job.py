@@ -233,12 +233,7 @@ class _InstanceRunner:
         return decided
 
     def _bound_batch(
-        self,
-        task: Task,
-        instances: list[int],
-        method: Bounder,
-        searches: SearchRunner,
-        checks: _Checks,
+        self, task: Task, instances: list[int], method: Bounder, searches: SearchRunner, checks: _Checks
     ) -> list[DecidedRow]:
         """Bound a batch, decide its instances, and return those left for a search."""
         watch, limits = Stopwatch(), [searches.limit(instance) for instance in instances]

@@ -106,7 +106,9 @@ def scattered(
     if any(own != length for axis, (own, length) in enumerate(zip(indices.shape, shape, strict=True)) if axis != dim):
         raise call.refuse("its indices depend on the input, and leave out entries of other dimensions than its axis")
     _check(call, indices.shape[dim] * prod(shape))
-    reduced = (reductions | {"none": _replaced, "add": torch.add})[str(call.attributes.get("reduction", "none"))]
+    reduced = (reductions | {"none": lambda old, new: new, "add": torch.add})[
+        str(call.attributes.get("reduction", "none"))
+    ]
     truths = _truths(indices, shape[dim])
     found, every = (each.float if not each.constant else each.float.unsqueeze(0) for each in (data, updates))
     for index in range(indices.shape[dim]):
@@ -114,10 +116,6 @@ def scattered(
         update = every.narrow(dim + 1, index, 1).expand(-1, *shape)
         found = chosen(here - 0.5, reduced(found, update).expand(-1, *shape), found)
     return found
-
-
-def _replaced(old: Tensor, new: Tensor) -> Tensor:
-    return new
 
 
 def _check(call: Call, entries: int) -> None:

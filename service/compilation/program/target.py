@@ -128,11 +128,7 @@ def _model_target(
 
 
 def batches(
-    spec: CompileSpec,
-    config: ModelConfig,
-    device: torch.device,
-    part: int = 0,
-    layout: DataLayout | None = None,
+    spec: CompileSpec, config: ModelConfig, device: torch.device, part: int = 0, layout: DataLayout | None = None
 ) -> tuple[SampleBatch, ...]:
     """Return one batch for each step: ``spec.forwards`` forwards with the sizes of ``spec.shapes`` in turn.
 

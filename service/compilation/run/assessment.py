@@ -116,9 +116,7 @@ class Assessment:
         return differs
 
     def _audit(
-        self,
-        built: BuiltProgram,
-        follow: Callable[[BuiltProgram, Sequence[Snapshot]], tuple[RecordedRun, Usage]],
+        self, built: BuiltProgram, follow: Callable[[BuiltProgram, Sequence[Snapshot]], tuple[RecordedRun, Usage]]
     ) -> None:
         """Find out whether stale memory is read, if parity could not see it."""
         unseen = unseen_in(self.baseline, self.program.period) if self.case.rung.overwrites else ()

@@ -230,7 +230,7 @@ class UncompiledRuns:
         eager = first.eager
         self.tells(f"{self.phase}: eager PyTorch again")
         again, memory = self._record_again(eager)
-        redrawn = self._record_redrawn() if self.on_any(eager.random) else None
+        redrawn = record_step(build(self.program, self.phase), _OTHER_SEED) if self.on_any(eager.random) else None
         self.tells(f"{self.phase}: float64")
         factors = factors_that_may_lose_bits(self.program.device)
         with FactorsSeen(factors) if factors else nullcontext() as seen:
@@ -280,10 +280,6 @@ class UncompiledRuns:
 
     def _record_from(self, eager: RecordedRun, dtype: torch.dtype = torch.float32) -> RecordedRun:
         return record_uncompiled(self.program, self.phase, self.iterations, eager.starts, dtype)
-
-    def _record_redrawn(self) -> StepRecord:
-        """Return the first iteration with other random numbers."""
-        return record_step(build(self.program, self.phase), _OTHER_SEED)
 
     def _record_truth(self, eager: RecordedRun) -> tuple[RecordedRun | None, str]:
         """Return the float64 run, or why eager cannot be measured against one."""

@@ -62,11 +62,7 @@ class _Runner:
 
 
 def _race(
-    eager: _Runner,
-    compiled: _Runner,
-    device: torch.device,
-    agree: Callable[[float], float],
-    settings: RaceSettings,
+    eager: _Runner, compiled: _Runner, device: torch.device, agree: Callable[[float], float], settings: RaceSettings
 ) -> Race:
     """Time both in turns, by durations that ranks ``agree`` on: collectives match only if all run equally often."""
     for runner in (eager, compiled):

@@ -129,10 +129,7 @@ def _record_training(
 
 
 def _record_inference(
-    built: BuiltProgram,
-    iterations: int,
-    step: Callable[[BuiltProgram, int], StepRecord],
-    starts: Sequence[Snapshot],
+    built: BuiltProgram, iterations: int, step: Callable[[BuiltProgram, int], StepRecord], starts: Sequence[Snapshot]
 ) -> RecordedRun:
     """Record iterations that change no parameters, so that none is free.
 

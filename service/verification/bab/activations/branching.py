@@ -49,10 +49,7 @@ class ActivationBranching:
     """Splits domains of ``domain_bounds`` at the entries that ``scores`` nominate."""
 
     def __init__(
-        self,
-        domain_bounds: DomainBounds,
-        scores: Sequence[ActivationScore],
-        settings: BranchingSettings,
+        self, domain_bounds: DomainBounds, scores: Sequence[ActivationScore], settings: BranchingSettings
     ) -> None:
         self.domain_bounds, self.network, self.scores = domain_bounds, domain_bounds.network, scores
         self.preactivations, self.settings = domain_bounds.preactivations, settings
