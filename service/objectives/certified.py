@@ -16,8 +16,7 @@ from torch.nn import functional
 from service.bounds.capture import local_state
 from service.bounds.interval import Interval
 from service.bounds.methods import BoundOptions
-from service.bounds.methods.crown_ibp import crown_ibp
-from service.bounds.methods.ibp import ibp, propagate
+from service.bounds.methods.passes import crown_ibp, ibp, propagate
 from service.bounds.network import Network, Stage, prepare_stage
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.spec.objective import Certified

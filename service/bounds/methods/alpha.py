@@ -29,8 +29,8 @@ from service.bounds.methods.base import (
     passing_at_once,
     rows_at_once,
 )
-from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, numbers, one_pass
+from service.bounds.methods.passes import inputs_of
 from service.bounds.network import Network
 from service.bounds.open_rows import OpenRowsOptimiser
 from service.bounds.optimise import Ascent, Brought, Families, RowOptimiser

@@ -29,9 +29,8 @@ def _messages(usage: Usage) -> Iterator[str]:
     for site, marks in _group(pending, lambda mark: str(mark.site)).items():
         yield _describe_marks(site, marks)
     unsafe = [each for each in usage.reentries if each.begins]
-    for (module, site, inside), calls in _group(
-        unsafe, lambda call: (call.module, str(call.site), call.in_backward)
-    ).items():
+    places = _group(unsafe, lambda call: (call.module, str(call.site), call.in_backward))
+    for (module, site, inside), calls in places.items():
         yield _called_too_early(module, site, inside, calls)
     for _, reads in _group(usage.reads, lambda each: (_call(each.held), each.site)).items():
         yield _read(reads)
