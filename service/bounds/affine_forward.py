@@ -170,10 +170,7 @@ def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interva
 
 
 def _tightened_by_rows(backward: Pass, node: Node, options: BoundOptions) -> Interval:
-    """Return the bounds of a node's input, met with rows of a backward pass for entries open in some instance.
-
-    With more than ``MOST_ROWS`` of them the bounds stay as they are.
-    """
+    """Return a node's input bounds, met with those of up to ``MOST_ROWS`` rows for entries open in any instance."""
     network, name = backward.network, node.inputs[0]
     before = backward.intervals[name]
     known = [backward.intervals[each] for each in node.inputs]

@@ -308,9 +308,7 @@ def _domain(node: Node) -> Callable[[Interval], Tensor] | None:
 
 
 def _is_infinity(bounds: Interval) -> Tensor:
-    """Return the entries, bool, that are certainly infinite, such as those of a mask. Intervals keep the largest
-    number for the end of an infinity that is nearer to 0.
-    """
+    """Return the entries, bool, that are certainly infinite, such as a mask's: an end alone may just be large."""
     largest = torch.finfo(bounds.lower.dtype).max
     return (bounds.lower >= largest) | (bounds.upper <= -largest)
 

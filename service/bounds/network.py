@@ -122,9 +122,7 @@ class Before(Protocol):
 
 
 class OptimisedBefore(Protocol):
-    """Stages before a network whose relaxations are being optimised: bounds are differentiable in the rows, and each
-    gradient is a step of the stages' parameters.
-    """
+    """Stages before a network being optimised: bounds are differentiable in rows, and gradients step them."""
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         """Return lower bounds ``(batch, rows)``, as those of :class:`Before`."""

@@ -19,9 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 STOP, PLAN, SHARES = 0, 1, 2
-"""Places in the memory that all processes share: whether to stop, the number of the plan by which they climb, and
-whether those of a phase share its uncompiled runs.
-"""
+"""Places in shared memory: whether to stop, which plan is climbed, whether a phase's processes share runs."""
 UNKNOWN, FINEST = 0, 1
 """No plan has been chosen yet; the first, with the most processes."""
 EXCHANGED = ("train: first run", "train: baseline", "inference: first run", "inference: baseline")

@@ -139,9 +139,7 @@ def _climb_apart(
 
 @contextmanager
 def _weights_checked(spec: CompileSpec, context: RunContext) -> Iterator[Callable[[], None]]:
-    """Check in a thread whether the model's weights are whole, and yield what waits for that and raises
-    :class:`WeightsError` if they are not; so does any error within.
-    """
+    """Check the weights in a thread; yield what waits for that, and raises :class:`WeightsError` if damaged."""
     with ThreadPoolExecutor(1, "weights") as pool:
         whole = pool.submit(lambda: None if spec.model is None else check_whole(spec.model, context.data))
         try:
@@ -200,9 +198,6 @@ def _diagnose(
 
 
 def _count_completed(context: RunContext, results: list[Result]) -> Completion:
-    """Return how many rungs were judged, or not reached because of the program.
-
-    A job that was asked to stop lacks at least one: its self-test and diagnoses may be missing too.
-    """
+    """Return how many rungs were judged or not reached for the program's sake; a stopped job lacks one or more."""
     lacking = max(1, sum(result.verdict == "not_reached" for result in results)) if context.should_stop() else 0
     return Completion(done=len(results) - lacking, total=len(results), unit="rungs")

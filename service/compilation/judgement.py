@@ -82,9 +82,7 @@ def judge_rehearsal(observation: Observation, case: RungCase, program: Program) 
 
 
 def _nothing_compared(ranks: Sequence[_Seen]) -> tuple[Finding, ...]:
-    """Return a finding if the ranks' agreement rests on no results at all, or on none of the gradients. Some
-    ranks of a pipeline have no results, so no rank can tell alone.
-    """
+    """Return a finding if the ranks' agreement rests on no results, or no gradients: only all of them can tell."""
     finite = frozenset[str]().union(*(each.finite for each in ranks))
     compared = frozenset[str]().union(*(each.compared for each in ranks))
     if any(each.error for each in ranks) or (finite & RESULTS and GRADIENT not in compared - finite):

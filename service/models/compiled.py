@@ -108,10 +108,7 @@ def cache_file(phase: str, name: str, rank: int) -> str:
 def apply_compile(
     module: nn.Module, backend: str | Callable[..., Any], mode: str | None = None
 ) -> tuple[nn.Module, ...]:
-    """Compile ``module`` in place with ``backend`` in ``mode``; names of parameters do not change.
-
-    Compilation itself happens at the first calls. Returns the compiled modules.
-    """
+    """Compile ``module`` in place, at its first calls; parameters keep their names. Returns the compiled modules."""
     units = compile_units(module)
     for unit in units:
         compile_unit(unit, backend, mode)

@@ -140,10 +140,7 @@ def plan(spec: ParallelSpec, rank: int = 0, device_type: str = "cpu") -> Mesh:
 
 
 def build(spec: ParallelSpec, device_type: str) -> Mesh:
-    """Return the mesh over the started ranks; every rank must call it.
-
-    Raises :class:`MeshError` with the arithmetic when the number of ranks is not the product of the degrees.
-    """
+    """Return the mesh over the started ranks, on all. Raises :class:`MeshError` if degrees give another number."""
     started = dist.get_world_size() if dist.is_initialized() else 1
     if started != spec.world_size:
         raise MeshError(f"{spec.arithmetic} ranks were asked for, but {started} were started")

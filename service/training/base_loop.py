@@ -175,9 +175,7 @@ class BaseLoop(ABC):
             self.evaluations = [*before, Evaluation(self.step, {name: metrics[name] for name in self.spec.follows})]
 
     def _make_up_evaluation(self) -> None:
-        """Evaluate the step that was resumed, if an earlier attempt ended before it had done so, or if the checkpoint,
-        which is taken before, lacks an evaluation that is followed.
-        """
+        """Evaluate the resumed step if its checkpoint, taken before, or an earlier attempt's end left that out."""
         if self.step == 0 or not self._evaluation_due():
             return
         followed = bool(self.spec.follows) and not any(each.step == self.step for each in self.evaluations)

@@ -124,10 +124,7 @@ class AccumulationEngine:
 
 @dataclass(frozen=True)
 class _PipelineEngine:
-    """Runs this rank's stages of the model: micro-batches move through the pipeline by ``schedule``.
-
-    ``evaluation`` is a schedule of as many micro-batches, forward only.
-    """
+    """Runs a rank's stages by ``schedule``; ``evaluation`` is one of as many micro-batches, forward only."""
 
     stages: Mapping[int, nn.Module]
     objective: Objective

@@ -170,9 +170,7 @@ class OutsideAttack:
             left = left[~is_inside]
 
     def _guided_inputs(self, specification: Specification, most: int, deadline: float) -> Tensor:
-        """Return the centre of a box, and the corners to which gradients point, one for each row of outputs; ``most``
-        of them, and none where other ranks have a part of the model.
-        """
+        """Return a box's centre and corners along its rows' gradients, ``most`` of them; none of a divided model."""
         lower, upper = specification.first, specification.last
         if not self.task.engine.is_alone or most < 1:
             return lower.new_zeros(0, len(lower))

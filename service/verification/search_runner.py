@@ -140,9 +140,7 @@ class SearchRunner:
         return replace(found, verdict=decision.verdict.value, reason=reason)
 
     def _is_exact(self, disjuncts: Sequence[Disjunct], deadline: float) -> bool:
-        """Return whether rational arithmetic proves until the deadline that nothing satisfies one of the disjuncts.
-        If a strict bound is attained, no rounded bound can prove it.
-        """
+        """Return whether rational arithmetic proves by the deadline that a disjunct is empty, also at strict bounds."""
         task = self.task
         if not task.engine.is_alone or len(disjuncts[0].lower) > MOST_INPUTS:
             return False

@@ -161,9 +161,7 @@ class PlainLayers(LayerArithmetic):
         return found
 
     def _settled_through(self, node: Node) -> Tensor | None:
-        """Return the entries of a value that are functions of one settled entry each, so that no linear bound
-        is tighter than their interval; ``None`` if there are none.
-        """
+        """Return a value's entries that are functions of one settled entry each: no linear bound is tighter."""
         operator, before = OPERATORS[node.operator], self.settled.get(node.inputs[0])
         if before is None or len(set(node.inputs)) > 1 or operator.mixes(node):
             return None
@@ -185,10 +183,7 @@ class PlainLayers(LayerArithmetic):
             self.leaps[node.name] = leap
 
     def _decide(self, node: Node, index: int) -> None:
-        """Tighten bounds by passes that end a few layers earlier, as long as that settles the signs of many entries.
-
-        A known sign leaves nothing to relax, whatever the bounds are.
-        """
+        """Tighten bounds by passes that end a few layers earlier, as long as that settles the signs of many entries."""
         name = node.inputs[index]
         for layers in FEW_LAYERS:
             first = self.depth[name] - layers

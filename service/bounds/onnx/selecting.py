@@ -55,9 +55,7 @@ def _place_of(*, largest: bool) -> Converter:
 
 
 def place_of_largest(x: Tensor, dim: int, *, last: bool = False) -> Tensor:
-    """Return the place of the largest entry along a dimension, which stays with length 1: the number of places before
-    which all entries are less than the largest from there on; with ``last``, no more than it.
-    """
+    """Return the place of the first largest entry along a dimension, kept with length 1; of the ``last``, if asked."""
     entries = torch.split(x, 1, dim=dim)
     before, after = [entries[0]], [entries[-1]]
     for first, second in zip(entries[1:-1], reversed(entries[1:-1]), strict=True):

@@ -45,10 +45,7 @@ def written_out(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
 
 
 def _with_branches_taken(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
-    """Return the model without any ``If`` that does not ask the input; ``evaluate`` gives values of constants.
-
-    Exporters write them where a shape decides, as for ``squeeze``.
-    """
+    """Return the model without any ``If`` that does not ask the input; ``evaluate`` gives values of constants."""
     while chosen := constant_conditions(model, dependence_of(model)):
         values = evaluate(model, {node.input[0] for node in chosen.values()})
         taken = _without_nodes(model)

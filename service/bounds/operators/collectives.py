@@ -34,10 +34,7 @@ class _EnteringCollective(Collective):
 
     @abstractmethod
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate like ``backward``, but every rank brings rows of its own instead of its part of common rows.
-
-        The result has all ranks' rows, in rank order, on all ranks.
-        """
+        """Propagate like ``backward`` rows that each rank has of its own; all ranks get all rows, in rank order."""
 
     def backward_across_ranks(
         self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool

@@ -196,10 +196,7 @@ def _through_matrices(coefficients: Tensor, matrices: Tensor) -> Tensor:
 def _cropped(
     weight: Tensor, own: tuple[int, ...], shape: tuple[int, ...], geometry: list[Any]
 ) -> tuple[Tensor, list[int]]:
-    """Return a kernel without the part that lies outside the image at every position, and its padding.
-
-    ``own`` is the shape of the outputs, and ``shape`` that of the inputs.
-    """
+    """Return a kernel less what is always outside of the image, and its padding, for ``own`` outputs of ``shape``."""
     stride, padding, dilation, transposed, *_ = geometry
     left = [*padding]
     if transposed or set(dilation) != {1}:

@@ -50,10 +50,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Curve(Shape):
-    """A function, with the absolute errors of its evaluation, and of its derivative's, in float64.
-
-    Without a derivative the function is straight between ``inflections``.
-    """
+    """A function with its evaluation's errors in float64; without a derivative, straight between ``inflections``."""
 
     function: Function
     value_error: Error

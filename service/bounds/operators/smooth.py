@@ -166,10 +166,7 @@ class SmoothFunction(Shape):
         return low, high
 
     def _slopes(self, bounds: Interval) -> tuple[Tensor, Tensor]:
-        """Return slopes of the convex and the concave envelope at the interval's middle, over sampled points.
-
-        A line of minimal mean distance touches the envelope there.
-        """
+        """Return slopes of both envelopes at the middle, over samples: lines of minimal mean distance touch there."""
         points, middle = self._points(bounds), bounds.centre
         values = self.function(points)
         lower_slope = upper_slope = self.derivative(middle)
@@ -196,10 +193,7 @@ class SmoothFunction(Shape):
 
 @dataclass(frozen=True, eq=False)
 class _Tangents:
-    """Convex or concave entry by entry: one line is the chord, the other touches at a free point of the interval.
-
-    ``plain`` are lines for entries whose interval is not ``usable``.
-    """
+    """Convex or concave by entry: a chord, and a tangent at a free point; ``plain`` lines where not ``usable``."""
 
     smooth: SmoothFunction
     bounds: Interval

@@ -29,10 +29,7 @@ Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RigorousAnalysis:
-    """A network on a batch of boxes, whose bounds all hold in real arithmetic.
-
-    ``backward`` has the intervals and the steps of all nodes; ``bounding`` bounds rows through these.
-    """
+    """A network on boxes, rigorously bounded: ``backward`` has all intervals and steps, ``bounding`` bounds rows."""
 
     backward: RigorousPass
     options: BoundOptions

@@ -208,9 +208,7 @@ def _keep_headers(folder: Path) -> None:
 
 
 def _header_to_prepare() -> Callable[[], Any] | None:
-    """Return a call that prepares the header of generated kernels, in the folder for headers alone, so that another
-    thread may make it; ``None`` if torch names it otherwise.
-    """
+    """Return a call that prepares generated kernels' header, for another thread; ``None`` if torch renamed it."""
     prepares = internal_if_there(_PREPARES)
     bindings = internal_if_there("torch._inductor.codecache.CppPythonBindingsCodeCache")
     if prepares is None or bindings is None:

@@ -14,9 +14,7 @@ class ParitySettings:
     many is permitted a ratio larger by that factor. The first pair that fits counts.
     """
     noise_limit: float = 0.05
-    """The largest distance between two eager runs, as a fraction of a tensor's scale, that leaves anything to judge. An
-    error as large as that could not be told from noise.
-    """
+    """The largest distance of eager runs, by scale, that leaves anything to judge: beyond, errors look like noise."""
     scale_floor: float = 0.01
     """The smallest scale at which a tensor is judged, as a fraction of the largest scale among tensors of its kind."""
     same_computation: float = 0.05

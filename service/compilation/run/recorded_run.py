@@ -31,10 +31,7 @@ _SHARES = {"cuda": 0.2, "cpu": 0.25}
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The iterations of one built program, and their results.
-
-    In training, free iterations follow the judged ones: they continue each other, as a job's steps do.
-    """
+    """A program's iterations and results. In training, free iterations follow, which continue each other."""
 
     records: tuple[StepRecord, ...]
     """The judged iterations."""

@@ -43,9 +43,7 @@ class RunPlan:
     exchange: Exchange | None = None
     """Where other processes that climb the same phase leave its baseline, or take it; ``None`` if there are none."""
     defers: bool = False
-    """Whether the first rung runs before the uncompiled runs that only judge it: where another process makes those of
-    its own now, each would have half of the device.
-    """
+    """Whether the first rung runs before the uncompiled runs that only judge it, while others make theirs."""
     share: TimeShare = ENDLESS
     fullgraph: bool = False
     """Whether a break of a graph is a failure."""

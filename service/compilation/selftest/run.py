@@ -55,9 +55,7 @@ def self_test() -> tuple[Proof, ...]:
 
 @contextmanager
 def _older_objects_set_aside() -> Iterator[None]:
-    """Hide existing objects from the collector: holders of a result are searched for among all objects that it
-    knows, and none of a million imported ones is a holder.
-    """
+    """Hide existing objects from the collector, among which a million imported ones hold no result."""
     if gc.get_freeze_count():  # by the process that forked this one
         yield
         return

@@ -72,10 +72,7 @@ def _message(content: bytes) -> onnx.ModelProto:
 def _join_weights(
     content: bytes, most: int, read_model: Callable[[bytes], onnx.ModelProto], tensors: Tensors
 ) -> onnx.ModelProto:
-    """Return the model of a zip, with all weights in it. Raises :class:`ArchiveError`.
-
-    The weights are looked for beside the model only: a path in it is never followed.
-    """
+    """Return a zip's model with its weights, looked for beside it only. Raises :class:`ArchiveError`."""
     with members_of_zip(content) as members:
         models = [member for member in members if member.path.suffix == ".onnx"]
         if len(models) != 1:

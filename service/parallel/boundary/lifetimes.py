@@ -105,10 +105,7 @@ _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class HeldResult:
-    """A result that was alive when the step after its own had ended.
-
-    ``holders`` are readable, such as ``Trainer.losses[3]``; none are known if only the autograd graph holds it.
-    """
+    """A result alive after the step after its own. ``holders`` are readable, such as ``Trainer.losses[3]``."""
 
     origin: Origin
     shape: tuple[int, ...]

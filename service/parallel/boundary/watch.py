@@ -73,10 +73,7 @@ class StepWatch:
 
 @contextmanager
 def intercepted(unit: nn.Module, call: Callable[[Callable[..., Any], Any, Any], Any]) -> Iterator[None]:
-    """Let ``call(run, arguments, named)`` make the calls of a compiled unit, which ``run(*arguments, **named)`` runs.
-
-    Hooks on the module would become part of its graphs.
-    """
+    """Let ``call(run, arguments, named)`` make a compiled unit's calls: hooks would become part of its graphs."""
     compiled: Any = internal_of(unit, "torch.nn.Module._compiled_call_impl")
 
     def intercept(*arguments: Any, **named: Any) -> Any:

@@ -44,9 +44,7 @@ class Updater:
             rule.prime(step, behind)
 
     def behind(self, step: int) -> dict[Tensor, int]:
-        """Return the counts of parameters that had no gradient in some step until ``step``, as a layer that is skipped
-        at random has none: their rules have left them as they were.
-        """
+        """Return counts of parameters that had no gradient in some step until ``step``, as of skipped layers."""
         return {parameter: count for rule in self.rules for parameter, count in rule.behind(step).items()}
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:

@@ -57,10 +57,7 @@ class _SourceBatches:
 
 
 def run(spec: RunSpec, context: RunContext) -> dict[str, Any] | None:
-    """Run the program by ``spec``; every rank calls this, rank 0 returns the result.
-
-    Each rank writes the outputs of its steps; a later attempt goes on after the last whole file.
-    """
+    """Run ``spec``'s program on all ranks; rank 0 returns the result. Attempts go on after the last whole file."""
     with joined(context.device_type) as device:
         ready = prepare_program(spec, context, device, lambda program: _check_able(spec, program))
         trained = _take_weights(spec, ready)

@@ -69,10 +69,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SearchTask:
-    """What a search decides, planning until ``deadline`` (``time.monotonic``).
-
-    ``method`` bounds the root, and boxes of inputs. ``listener`` hears of every round.
-    """
+    """What a search decides until ``deadline``; ``method`` bounds roots and boxes, ``listener`` hears of rounds."""
 
     model: ModelUnderVerification
     specification: Specification

@@ -168,10 +168,7 @@ class ModelUnderVerification:
         return result
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Return the outputs for inputs ``(n, features)``, differentiable.
-
-        On tensor-parallel ranks they are equal to the last bit, so that decisions from them are too.
-        """
+        """Return differentiable outputs at ``(n, features)``, equal to the last bit on tensor-parallel ranks."""
         tp_group = self.network.tp_group
         return tp_group.agree(self.module(tp_group.agree(x)))
 

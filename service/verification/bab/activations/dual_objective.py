@@ -123,10 +123,7 @@ def _add_terms(
     coefficients: Tensor,
     biases: Tensor,
 ) -> dict[str, Relaxed]:
-    """Return ``relaxed``, by node, with the multipliers' terms at the values that they read.
-
-    ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, preactivations)``.
-    """
+    """Return ``relaxed`` by node with multipliers' ``coefficients`` ``(batch, entries)`` and ``biases``."""
     added, bias = (
         preactivations.unflattened(coefficients),
         dict(zip(preactivations.each, biases.unbind(dim=1), strict=True)),

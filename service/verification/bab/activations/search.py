@@ -329,10 +329,7 @@ class _ActivationSearch:
         return domains.rows(~proved)
 
     def _decide_unsplit(self, domains: Domains) -> Counterexample | None:
-        """Decide domains that no split tightens; most need only better multipliers.
-
-        Linear programs decide them if the model is piecewise linear; otherwise they are given up.
-        """
+        """Decide domains that no split tightens by better multipliers, or linear programs; else give them up."""
         if self.linear_programs.applies and len(domains):
             return self._solve_programs(self._optimise_from_scratch(domains))
         for domain in domains.each():
