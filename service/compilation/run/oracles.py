@@ -160,7 +160,7 @@ def scale_of(tensor: Tensor) -> float:
     return rms(values) if values.numel() else 0.0
 
 
-def terms_scale(own: float, rounding: float, dtype: torch.dtype, settings: ParitySettings = SETTINGS) -> float:
+def terms_scale(own: float, rounding: float, dtype: torch.dtype) -> float:
     """Return the size of the terms whose sum a tensor of eager is, as far as they cancel; 0 if they do not.
 
     ``own`` is its size, ``rounding`` its distance from float64 on average. A float32 sum is off by about one
@@ -168,14 +168,14 @@ def terms_scale(own: float, rounding: float, dtype: torch.dtype, settings: Parit
     bias before a normalisation, whose true value is 0, and that of the weight beside it lacks a digit or two.
     """
     terms = rounding / torch.finfo(dtype).eps if own and rounding else 0.0
-    if terms < settings.some_lost * own:
+    if terms < SETTINGS.some_lost * own:
         return 0.0
-    return terms if is_rounding(own, rounding, settings) else min(terms, settings.most_lost * own)
+    return terms if is_rounding(own, rounding) else min(terms, SETTINGS.most_lost * own)
 
 
-def is_rounding(own: float, rounding: float, settings: ParitySettings = SETTINGS) -> bool:
+def is_rounding(own: float, rounding: float) -> bool:
     """Return whether nothing is left of a tensor of this size but the rounding of its terms."""
-    return rounding > 0 and rounding >= settings.cancelled * own
+    return rounding > 0 and rounding >= SETTINGS.cancelled * own
 
 
 def noise_of(eager: Tensor, again: Tensor) -> Noise:
@@ -209,12 +209,12 @@ def _peak_and_rms(one: Tensor, other: Tensor) -> Tensor:
     return torch.stack([distance.max(), distance.square().mean().sqrt()])
 
 
-def comparable(eager: Tensor, truth: Tensor, settings: ParitySettings = SETTINGS) -> bool:
+def comparable(eager: Tensor, truth: Tensor) -> bool:
     """Return whether a float64 output is the same computation as eager's; different random draws are not."""
     if eager.shape != truth.shape:
         return False
     distance = scale_of(eager.double() - truth.double())
-    return distance <= settings.same_computation * scale_of(truth) + 1e-12
+    return distance <= SETTINGS.same_computation * scale_of(truth) + 1e-12
 
 
 def elements_of(tensor: Tensor, which: Tensor) -> Tensor:
