@@ -66,7 +66,7 @@ class FactorsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         return args
 
 
-class InTf32(FactorsSeen):
+class InTf32(FactorsSeen):  # type: ignore[no-untyped-call]  # as above
     """Rounds factors of float32 to TF32. ``rounded`` counts the calls in which there were any."""
 
     rounded = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -178,7 +177,8 @@ class DirectOptimisation:
         """Free everything kept for speed alone."""
 
 
-class _Size(NamedTuple):
+@dataclass(frozen=True)
+class _Size:
     count: int
     depth: int
     settings: OptimiserSettings
