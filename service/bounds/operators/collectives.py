@@ -27,10 +27,8 @@ from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, widened
 
 
-class _EnteringCollective(Collective):
-    """A collective into a tensor-parallel region. Backward it ends one."""
-
-    crossing = Crossing.ENTER
+class _RegionCollective(Collective):
+    """A collective into, within or out of a tensor-parallel region. Backward it leads the other way."""
 
     @abstractmethod
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
@@ -42,8 +40,10 @@ class _EnteringCollective(Collective):
         return (self.backward_own if own else self.backward)(node, coefficients, tp_group), False
 
 
-class Begin(_EnteringCollective):
+class Begin(_RegionCollective):
     """A collective at the beginning of a region. A pass may leave it with the rows divided over the ranks."""
+
+    crossing = Crossing.ENTER
 
     @abstractmethod
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
@@ -59,21 +59,6 @@ class Begin(_EnteringCollective):
         if divided:
             return (self.backward_kept if own else self.backward_divided)(node, coefficients, tp_group), True
         return super().backward_across_ranks(node, coefficients, tp_group, own, divided)
-
-
-class End(Collective):
-    """A collective at the end of a region. A pass may come with the rows divided over the ranks."""
-
-    crossing = Crossing.LEAVE
-
-    @abstractmethod
-    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate the rows of all ranks, in rank order, like ``backward``; each rank brings its own."""
-
-    def backward_across_ranks(
-        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
-    ) -> tuple[Propagated, bool]:
-        return (self.backward_divided if own else self.backward)(node, coefficients, tp_group), False
 
 
 class CopyToGroup(Begin):
@@ -108,10 +93,11 @@ def _widened_by_rank(inputs: Sequence[Interval], computed: Interval, propagate: 
     return signs_kept(inputs, widened(computed, sizes.lower * factor + lost, sizes.upper * factor + lost), propagate)
 
 
-class ReduceFromGroup(End):
+class ReduceFromGroup(_RegionCollective):
     """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
 
     overloads = ("trivet.reduce_from_group.default",)
+    crossing = Crossing.LEAVE
     always_mixes = True
     adds_up = False
 
@@ -122,7 +108,7 @@ class ReduceFromGroup(End):
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.enter(coefficients),))
 
-    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.join(coefficients, 1),))
 
     @backward_rule(IdentityRows)
@@ -133,10 +119,11 @@ class ReduceFromGroup(End):
         return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
 
-class GatherFromGroup(End):
+class GatherFromGroup(_RegionCollective):
     """A region ends with the ranks' values side by side; each rank keeps the coefficients of its own."""
 
     overloads = ("trivet.gather_from_group.default",)
+    crossing = Crossing.LEAVE
     adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
@@ -145,7 +132,7 @@ class GatherFromGroup(End):
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.own(coefficients, dimension_of(node) + 1),))
 
-    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return _join_mine(node, coefficients, tp_group)
 
 
@@ -171,7 +158,7 @@ class ScatterToGroup(Begin):
         return Propagated((_in_place(node, coefficients, tp_group),))
 
 
-class GatherWithReduce(_EnteringCollective):
+class GatherWithReduce(_RegionCollective):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
 
     overloads = ("trivet.gather_with_reduce_from_group.default",)
@@ -188,7 +175,7 @@ class GatherWithReduce(_EnteringCollective):
         return _join_mine(node, coefficients, tp_group)
 
 
-class ReduceScatter(_EnteringCollective):
+class ReduceScatter(_RegionCollective):
     """Each rank's slice of the sum of all ranks' partial values; backward the slices' coefficients side by side."""
 
     overloads = ("trivet.reduce_scatter_to_group.default",)
