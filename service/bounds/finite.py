@@ -24,7 +24,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators import NONLINEAR, OPERATORS
 from service.bounds.operators.add import Addition
 from service.bounds.operators.base import Collective, ExactOperator, LinearOperator, Operator
-from service.bounds.operators.choice import OPERANDS, UndecidedWhere
+from service.bounds.operators.choice import OPERANDS, UndecidedWhere, Where
 from service.bounds.operators.elementary import Exponential, Logarithm
 from service.bounds.operators.matmul import MatrixOfTwo
 from service.bounds.operators.maximum import Maximum
@@ -36,7 +36,6 @@ from service.bounds.operators.sin import Periodic
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 from service.bounds.operators.stepped import Floor, NumberTest
 from service.bounds.operators.sum import Sum
-from service.bounds.operators.where import Where
 from service.bounds.ranges import LogSumExp, Range, Softmax, ranges_of
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import magnitude

@@ -153,7 +153,7 @@ class _ChosenRelaxation(Relaxed):
     def _begin(self, rows: int) -> None:
         if self.parameters is None:
             starts = (each.unsqueeze(1).repeat(1, rows, *(1 for _ in each.shape[1:])) for each in self.family.start)
-        self.parameters = tuple(start.requires_grad_() for start in starts)
+            self.parameters = tuple(start.requires_grad_() for start in starts)
 
     @backward_rule(Patches)
     def backward_patches(self, patches: Patches) -> Propagated | None:

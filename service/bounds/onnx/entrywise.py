@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
 from service.bounds.onnx.whole_numbers import TYPES, WHOLE
+from service.bounds.operators.choice import chosen
 from service.bounds.operators.conversion import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
-from service.bounds.operators.where import chosen
 
 
 def _cast(call: Call, values: Values, shape: Shape) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from service.bounds.operators.choice import chosen
 from service.bounds.operators.conversion import (
     Call,
     Converted,
@@ -19,7 +20,6 @@ from service.bounds.operators.conversion import (
     entrywise,
     of_two,
 )
-from service.bounds.operators.where import chosen
 
 Pair = Callable[[Tensor, Tensor], Tensor]
 MOST_WHOLE = 2**24

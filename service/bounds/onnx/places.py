@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
+from service.bounds.operators.choice import chosen
 from service.bounds.operators.conversion import Call, ChosenPlaces, Shape, Value, Values
-from service.bounds.operators.where import chosen
 
 MOST_PAIRS, MOST_PLACED = 2**12, 2**22
 """The most pairs of entries in a row that are compared, and the most entries that may be put somewhere."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.operators.add import Addition, Negation, Subtraction
 from service.bounds.operators.base import AccumulatingOperator, Collective, LinearOperator, NonlinearOperator, Operator
-from service.bounds.operators.choice import UndecidedWhere
+from service.bounds.operators.choice import UndecidedWhere, Where
 from service.bounds.operators.collectives import (
     CopyToGroup,
     GatherFromGroup,
@@ -26,19 +26,17 @@ from service.bounds.operators.elementary import (
     Sigmoid,
     Tanh,
 )
-from service.bounds.operators.gelu import Gelu
 from service.bounds.operators.linear import AddMatrixProduct, Linear
 from service.bounds.operators.matmul import MatrixFromLeft, MatrixOfTwo, MatrixProduct, TwoDimensionalProduct
 from service.bounds.operators.maximum import Maximum
 from service.bounds.operators.moves import Concatenate, Expand, Pad, Permute, Reshape, Select, Slice
 from service.bounds.operators.mul import Multiple, Product, Quotient
 from service.bounds.operators.power import Power, Reciprocal, ReciprocalSquareRoot, SquareRoot
-from service.bounds.operators.rectifiers import Elu, HardSwish, Mish, Silu, Softplus
+from service.bounds.operators.rectifiers import Elu, Gelu, HardSwish, Mish, Silu, Softplus
 from service.bounds.operators.relu import Absolute, LeakyRelu, Relu
 from service.bounds.operators.sin import Cosine, Sine
 from service.bounds.operators.stepped import Floor, NumberTest, Stepped
 from service.bounds.operators.sum import Mean, Sum
-from service.bounds.operators.where import Where
 
 
 def by_overload(*operators: Operator) -> Mapping[str, Operator]:

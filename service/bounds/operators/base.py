@@ -183,6 +183,9 @@ class Collective(LinearOperator):
         return Whole("it is itself where values are divided or put together")
 
     @abstractmethod
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        """Propagate like ``backward`` rows that each rank has of its own; all ranks get all rows, in rank order."""
+
     def backward_across_ranks(
         self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
     ) -> tuple[Propagated, bool]:
@@ -191,6 +194,7 @@ class Collective(LinearOperator):
 
         In a ``divided`` traversal each rank continues with a share of the common rows outside regions.
         """
+        return (self.backward_own if own else self.backward)(node, coefficients, tp_group), False
 
 
 class NonlinearOperator(Operator):

@@ -27,20 +27,7 @@ from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, widened
 
 
-class _RegionCollective(Collective):
-    """A collective into, within or out of a tensor-parallel region. Backward it leads the other way."""
-
-    @abstractmethod
-    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate like ``backward`` rows that each rank has of its own; all ranks get all rows, in rank order."""
-
-    def backward_across_ranks(
-        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
-    ) -> tuple[Propagated, bool]:
-        return (self.backward_own if own else self.backward)(node, coefficients, tp_group), False
-
-
-class Begin(_RegionCollective):
+class Begin(Collective):
     """A collective at the beginning of a region. A pass may leave it with the rows divided over the ranks."""
 
     crossing = Crossing.ENTER
@@ -93,7 +80,7 @@ def _widened_by_rank(inputs: Sequence[Interval], computed: Interval, propagate: 
     return signs_kept(inputs, widened(computed, sizes.lower * factor + lost, sizes.upper * factor + lost), propagate)
 
 
-class ReduceFromGroup(_RegionCollective):
+class ReduceFromGroup(Collective):
     """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
 
     overloads = ("trivet.reduce_from_group.default",)
@@ -119,7 +106,7 @@ class ReduceFromGroup(_RegionCollective):
         return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
 
-class GatherFromGroup(_RegionCollective):
+class GatherFromGroup(Collective):
     """A region ends with the ranks' values side by side; each rank keeps the coefficients of its own."""
 
     overloads = ("trivet.gather_from_group.default",)
@@ -158,7 +145,7 @@ class ScatterToGroup(Begin):
         return Propagated((_in_place(node, coefficients, tp_group),))
 
 
-class GatherWithReduce(_RegionCollective):
+class GatherWithReduce(Collective):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
 
     overloads = ("trivet.gather_with_reduce_from_group.default",)
@@ -175,7 +162,7 @@ class GatherWithReduce(_RegionCollective):
         return _join_mine(node, coefficients, tp_group)
 
 
-class ReduceScatter(_RegionCollective):
+class ReduceScatter(Collective):
     """Each rank's slice of the sum of all ranks' partial values; backward the slices' coefficients side by side."""
 
     overloads = ("trivet.reduce_scatter_to_group.default",)

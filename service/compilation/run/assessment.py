@@ -18,7 +18,7 @@ from service.compilation.run.audit import Audit, audit, unseen_in
 from service.compilation.run.baseline import Baseline, draws_like
 from service.compilation.run.built_program import BuiltProgram, build
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.distribution import PLAN, differs_in_distribution
+from service.compilation.run.distribution import SEEDS, differs_in_distribution
 from service.compilation.run.kinks import are_kinks, doubtful, drew_otherwise, jumps, own_limit
 from service.compilation.run.notes import names_of
 from service.compilation.run.observation import RungCase
@@ -46,7 +46,7 @@ class Assessment:
     comparisons: list[Comparison] = field(default_factory=list)
     redrawn: bool = False
     """Whether results differ only by other random numbers."""
-    seeds: int = PLAN.seeds
+    seeds: int = SEEDS
     """Over how many seeds distributions were compared."""
     kinks: tuple[Comparison, ...] = ()
     """Comparisons that only rounding at a kink decides."""
@@ -141,8 +141,8 @@ class Assessment:
         """Yield what was excused, and why."""
         if self.redrawn:
             yield "draws other random numbers than eager, of the same distribution over seeds"
-        if self.seeds < PLAN.seeds:
-            yield f"distributions were compared over {self.seeds} seeds instead of {PLAN.seeds}: a step takes too long"
+        if self.seeds < SEEDS:
+            yield f"distributions were compared over {self.seeds} seeds instead of {SEEDS}: a step takes too long"
         if self.kinks:
             names = names_of(sorted({each.name for each in self.kinks}))
             yield f"rounding decides on which side of a kink, as of a relu, in eager too: {names}"

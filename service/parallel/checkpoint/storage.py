@@ -27,8 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from service.jobs.files import DIGESTS, FILES, META, Checkpoint, complete, flush, read, require, signed
-from service.parallel.checkpoint.digests import first_damaged
-from service.parallel.checkpoint.stored import ShardWriter, stored
+from service.parallel.checkpoint.stored import ShardWriter, first_damaged, stored
 
 
 class PublishError(RuntimeError):
