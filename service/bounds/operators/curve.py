@@ -31,7 +31,7 @@ BISECTIONS = 52
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class CurveShape:
     """Facts of a function, which hold everywhere."""
 
     stationary: tuple[float, ...] = ()
@@ -49,7 +49,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Curve(Shape):
+class Curve(CurveShape):
     """A function with its evaluation's errors in float64; without a derivative, straight between ``inflections``."""
 
     function: Function

@@ -130,7 +130,7 @@ class Expand(LinearOperator):
         return Whole("it repeats entries, of which ranks would have to keep count")
 
 
-class _Part(AccumulatingOperator):
+class _SomeEntries(AccumulatingOperator):
     """Some of the entries along a dimension."""
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
@@ -138,7 +138,7 @@ class _Part(AccumulatingOperator):
         return Whole("it takes some of the divided entries") if dimension_of(node) == cut.dim + 1 else cut
 
 
-class Slice(ExactOperator, _Part):
+class Slice(ExactOperator, _SomeEntries):
     """``aten.slice(self, dim, start, end, step)`` of an instance, or of the whole batch."""
 
     overloads = ("aten.slice.Tensor",)
@@ -176,7 +176,7 @@ class Slice(ExactOperator, _Part):
         total[(slice(None), slice(None), *self._index(node))] += coefficients
 
 
-class Select(_Part):
+class Select(_SomeEntries):
     """``aten.index_select(self, dim, index)`` with constant indices, which may repeat."""
 
     overloads = ("aten.index_select.default",)

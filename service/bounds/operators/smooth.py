@@ -18,7 +18,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
-from service.bounds.operators.curve import Curve, Error, Function, Shape, within
+from service.bounds.operators.curve import Curve, CurveShape, Error, Function, within
 from service.bounds.operators.table import LineTable
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Lines, Relaxation
@@ -35,7 +35,7 @@ BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bflo
 
 
 @dataclass(frozen=True)
-class SmoothFunction(Shape):
+class SmoothFunction(CurveShape):
     """``function`` with its ``derivative``, and bounds of the errors of their float64 evaluations."""
 
     function: Function

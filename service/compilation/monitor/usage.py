@@ -13,7 +13,7 @@ from service.parallel.boundary import CallSite, HeldResult, Invocation, Origin, 
 
 
 @dataclass(frozen=True)
-class Seen:
+class Occurrence:
     """Something that a program did at ``site`` in ``iteration``."""
 
     iteration: int
@@ -21,7 +21,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Mark(Seen):
+class Mark(Occurrence):
     """A step mark, and the forwards whose backward was still to come: their saved tensors are overwritten.
 
     ``graphs_wait``: CUDA graphs also report that a forward waits for its backward; ``None`` without them.
@@ -32,7 +32,7 @@ class Mark(Seen):
 
 
 @dataclass(frozen=True)
-class Reentry(Seen):
+class Reentry(Occurrence):
     """A call of a module before an earlier forward of it had its backward, or from within a running backward."""
 
     module: str
@@ -44,21 +44,21 @@ class Reentry(Seen):
 
 
 @dataclass(frozen=True)
-class StaleRead(Seen):
+class StaleRead(Occurrence):
     """A result that is read although replays that began after its own call have written over it."""
 
     held: HeldResult
 
 
 @dataclass(frozen=True)
-class StaleGradient(Seen):
+class StaleGradient(Occurrence):
     """A gradient that a backward made, still in use when a call began the next replays."""
 
     parameter: str
 
 
 @dataclass(frozen=True)
-class RetainedRead(Seen):
+class RetainedRead(Occurrence):
     """A gradient that the result of a call retains, and that is read."""
 
     origin: Origin
