@@ -92,9 +92,7 @@ class Interval:
         return torch.where(coefficients > 0, self.lower, torch.where(coefficients < 0, self.upper, self.centre))
 
     def descended(self, values: Tensor, gradient: Tensor, share: Tensor | float) -> Tensor:
-        """Return values ``(batch, *shape)`` of the set after the step down a function of this gradient that is steepest
-        for its length, a ``share`` of the set's width.
-        """
+        """Return values ``(batch, *shape)`` after the steepest step down a gradient, by a ``share`` of the width."""
         return self.nearest(values - share * (self.minimiser(-gradient) - self.minimiser(gradient)))
 
     def least(self, coefficients: Tensor) -> Tensor:

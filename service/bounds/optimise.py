@@ -285,11 +285,7 @@ class RowOptimiser(SlopeOptimiser):
         return self.best.clone()
 
     def _ascend_while_it_pays(self) -> None:
-        """Run iterations until all rows are settled, each by itself: the other rows of a part do not change a row's
-        bound.
-
-        Tensor-parallel ranks stop together: each pass needs all of them.
-        """
+        """Run iterations until all rows are settled, each by itself, and on all tensor-parallel ranks together."""
         most, done = self.ascent.iterations, min(1, self.ascent.iterations)
         self.repeat.run(self._ascend, done)
         # The first pass is needed whatever it gains: it makes the parameters, and tells whether there are any.

@@ -57,10 +57,7 @@ class _Seen:
 
 
 def judge_rung(observation: Observation) -> Result:
-    """Return the result of a rung, with the same verdict and findings on every rank.
-
-    It is not applicable if all its faults come from a limit of this rung alone, on every rank that has any.
-    """
+    """Return a rung's result, equal on all ranks: not applicable if only limits of this rung are at fault."""
     if observation.given_up:  # on all ranks or none
         return Result(observation.case, "timeout", (Finding("timeout", observation.given_up),))
     ranks: list[_Seen] = gather(_Seen.of(observation))

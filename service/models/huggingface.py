@@ -25,10 +25,7 @@ __all__ = ["load", "tensors_of", "write"]
 
 
 def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Tensor]]:
-    """Return the model in an uploaded archive. Raises :class:`WeightsError`.
-
-    The archive is unpacked once, by the first rank. Tensors are mapped, so a rank reads only the parts that it uses.
-    """
+    """Return an archive's model, unpacked once and mapped: ranks read their parts. Raises :class:`WeightsError`."""
     archive = layout.file(file)
     if not archive.is_file():
         raise WeightsError(f"model.huggingface: there is no uploaded file {file} in the data directory")

@@ -180,10 +180,7 @@ def build_engine(
     schedule: Schedule | None,
     shares: Shares,
 ) -> Engine:
-    """Build the engine over this rank's stages; all ranks call it, since a pipeline connects its stages here.
-
-    Raises :class:`DisagreementError` if the ranks' specs describe different steps.
-    """
+    """Build the engine on all ranks, which connects stages; :class:`DisagreementError` if their specs differ."""
     agree(
         {
             "the number of micro-batches": spec.micro_batches,

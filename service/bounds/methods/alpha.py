@@ -133,10 +133,7 @@ class _Refining:
 def both_optimised(
     backward: Pass, name: str, index: Tensor, options: BoundOptions, families: Families | None = None
 ) -> Interval:
-    """Bound both sides of the entries ``index`` of a value, each optimised for itself.
-
-    If that takes long, some are optimised first: if these gain almost nothing, the plain bounds of all are kept.
-    """
+    """Bound both sides of entries ``index``, each optimised for itself; if the first gain little, all stay plain."""
     families = families or Families(backward)
     entries = index.shape[1] * backward.network.shares(name)
     if entries <= MANY or 2 * entries * elements_of_row(backward, name) <= WORTH_A_TRIAL[backward.device.type]:

@@ -173,9 +173,7 @@ def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:
 
 
 IN_CACHE = 2**22
-"""Elements of a part on a CPU: products of fewer rows read the weights too often, and larger tensors leave its caches
-and are new memory, which the system fills with zeros first.
-"""
+"""Elements of a part on a CPU: fewer rows read the weights too often, larger tensors leave its caches."""
 
 
 def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> int:

@@ -63,9 +63,7 @@ class Operator(ABC):
         return self.always_mixes
 
     def stretch(self, node: Node) -> float:
-        """Return a Lipschitz constant: the distance of two outputs is at most this times that of their inputs, all of
-        them as one vector, both Euclidean. Infinite where none is known.
-        """
+        """Return a Lipschitz constant of the output by all inputs in one, both Euclidean; infinite if unknown."""
         return inf
 
     @abstractmethod

@@ -72,9 +72,7 @@ PROCESSOR_S, CLOCK_S = 60, 300
 
 @dataclass(frozen=True)
 class ScriptOutcome:
-    """Says how a process ended: whether it showed the fault, and the last line that it printed. ``shown`` is ``None``
-    if that was not measured; ``said`` then has the limit that it reached.
-    """
+    """How a process ended: whether it showed the fault (``None``: not measured), and its last line, or its limit."""
 
     shown: bool | None
     said: str

@@ -1,7 +1,4 @@
-"""Pays the costs of a process's first generated kernel in advance: it finds compilers and precompiles headers.
-
-The results are kept in a folder of the host that outlives the job, for the next one.
-"""
+"""Pays for a process's first kernel in advance: finds compilers, precompiles headers, kept for later jobs."""
 
 from __future__ import annotations
 

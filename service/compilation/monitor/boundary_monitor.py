@@ -297,9 +297,7 @@ class _Gradients:
 
     @unobserved
     def confirm(self) -> None:
-        """Count suspects that a backward has added to since, or that were changed in place. A gradient dropped unread
-        is no mistake, however many backwards of other parameters it outlives.
-        """
+        """Count suspects that a backward has added to, or that were changed in place; one dropped unread is none."""
         self._suspects = [each for each in self._suspects if self._is_there(each)]
         self._count(lambda suspect, gradient: gradient._version != suspect.version)
 

@@ -116,10 +116,7 @@ def _loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def exported_program(config: ExportedProgram, site: Site) -> ModelProgram:
-    """Return the program of an uploaded module: its example in each step, and random targets for its first output.
-
-    Raises ``ValueError`` for a file that is none, or that this torch cannot run.
-    """
+    """Return an uploaded module's program: its example, and random targets. ``ValueError`` if it cannot run."""
     path = site.layout.file(config.file)
     try:
         exported = read_exported(path)

@@ -32,10 +32,7 @@ _KINK = "the other side of a kink"
 
 @dataclass
 class Assessment:
-    """The comparisons of one rung's run, and everything that was found out about them.
-
-    Each step that runs the program again is taken by all ranks or by none: they meet in its collectives.
-    """
+    """One rung's comparisons and findings; all ranks run the program again, or none: they meet in collectives."""
 
     program: Program
     case: RungCase
@@ -58,10 +55,7 @@ class Assessment:
         run: RecordedRun,
         follow: Callable[[BuiltProgram, Sequence[Snapshot]], tuple[RecordedRun, Usage]],
     ) -> None:
-        """Compare ``run`` of the compiled program, and run that again if this is not conclusive.
-
-        ``follow`` runs and watches a compiled program, each iteration from one of the states.
-        """
+        """Compare ``run`` of the compiled program, again if inconclusive; ``follow`` runs and watches one."""
         self.comparisons = list(compare_runs(run, self.baseline, self.plan.tolerance))
         self._excuse_draws(built, run)
         self._excuse_kinks(run)

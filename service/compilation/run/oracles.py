@@ -83,9 +83,7 @@ def oracles_of(
     tf32: tuple[Sequence[Tensors], Sequence[Tensors]] | None,
     device: torch.device,
 ) -> tuple[Mapping[Key, Oracle], ...]:
-    """Return how to judge each tensor of each iteration, from the results of two eager runs, one in float64, and two
-    that TF32 sets apart; every rung is judged by the same.
-    """
+    """Return how to judge each tensor of each iteration, by two eager runs, float64, and two that TF32 sets apart."""
     nothing: list[Mapping[Key, Any]] = [{}] * len(eager)
     allowed = [_apart_by_tf32(*pair, device) for pair in zip(*tf32, strict=True)] if tf32 else nothing
     return tuple(oracles_of_one(*each, device) for each in zip(eager, again, truth or nothing, allowed, strict=True))

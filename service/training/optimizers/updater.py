@@ -64,10 +64,7 @@ class Updater:
 def updater_for(
     config: OptimizerConfig, stages: Iterable[nn.Module], whole: nn.Module, device: torch.device
 ) -> Updater:
-    """Return the updater of this rank's stages; ``whole`` is the whole model, on any device.
-
-    Raises :class:`OptimizerError` for a pattern that no parameter has, and if all are frozen.
-    """
+    """Return a rank's updater of the ``whole`` model. :class:`OptimizerError` for unknown patterns, or all frozen."""
     for path, message, got, expected in config.check([name for name, _ in global_parameters(whole)]):
         raise OptimizerError(f"{path}: {message}: {got!r}; expected {expected}")
     stages = list(stages)

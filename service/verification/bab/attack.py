@@ -53,10 +53,7 @@ def attack(
 def attack_from_many_samples(
     model: ModelUnderVerification, specification: Specification, samples: int, seed: int, deadline: float
 ) -> Counterexample | None:
-    """Attack by short steps from the best of very many random inputs: counterexamples may be rare.
-
-    It is part of a search over inputs, whatever the job's budget for the attack before it.
-    """
+    """Attack by short steps from the best of very many samples, in a search, whatever the job's budget."""
     settings = model.settings.attack
     restarts = max(settings.search_restarts, settings.search_restarts_per_disjunct * specification.disjunct_count)
     descent = _ProjectedGradientDescent(model, specification, deadline, seed, restarts)

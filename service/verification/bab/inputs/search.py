@@ -287,9 +287,7 @@ class _InputSearch:
         return found
 
     def _split(self, rest: Boxes, score: Tensor) -> None:
-        """Halve boxes by their scores ``(n, features)`` and put the halves into the pool: repeatedly while the
-        pool has too few for a round, so that a box may have more than two children.
-        """
+        """Halve boxes by scores ``(n, features)`` into the pool, repeatedly while it has too few for a round."""
         small = ~self._splittable(rest.box).any(dim=1)
         if bool(small.any()):
             self.least_stuck = min(self.least_stuck, float(rest.margins[small].nan_to_num(nan=-torch.inf).min()))
