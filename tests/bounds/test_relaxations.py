@@ -17,8 +17,8 @@ from torch.nn import functional
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.activation import Activation
 from service.bounds.operators.elementary import Tanh
+from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.rectifiers import Gelu
 from service.bounds.operators.relu import Relu
 from service.bounds.operators.sin import Sine

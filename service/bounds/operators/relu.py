@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.activation import Activation
 from service.bounds.operators.conversion import Call, Converter, Shape, Values, entrywise
+from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxation

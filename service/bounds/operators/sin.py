@@ -11,9 +11,9 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.activation import Activation
 from service.bounds.operators.conversion import Converter, entrywise
 from service.bounds.operators.curve import LEVEL_SLOPE, Function
+from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.smooth import SmoothFunction
 from service.bounds.operators.table import LineTable
 from service.bounds.rank_group import RankGroup

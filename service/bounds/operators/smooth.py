@@ -17,8 +17,8 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.activation import Activation
 from service.bounds.operators.curve import Curve, CurveShape, Error, Function, within
+from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.table import LineTable
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Lines, Relaxation

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from service.bounds.graph import FLOOR_OF_SIGNED, IS_NAN, TESTS, Node
 from service.bounds.interval import Interval
-from service.bounds.operators.activation import Activation
 from service.bounds.operators.conversion import Converter, entrywise
+from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.pieces import either
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation
