@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -174,10 +175,9 @@ class DirectOptimisation:
         """Free everything kept for speed alone."""
 
 
-@dataclass(frozen=True)
-class _Size:
-    count: int
-    depth: int
+class _Size(NamedTuple):
+    domains: int
+    splits: int
     settings: OptimiserSettings
 
 
@@ -232,7 +232,7 @@ class RecordedOptimisation:
         return DirectOptimisation(self.objective).optimise(domains, settings, scale)
 
     def _from_record(self, size: _Size, domains: Domains, scale: Tensor) -> Domains:
-        whole = domains.pad(size.count, size.depth)
+        whole = domains.pad(size.domains, size.splits)
         found = self._optimiser(size, whole, scale).run(whole)
         return found.rows(slice(len(domains))).cut(domains.depth)
 
@@ -252,7 +252,7 @@ class RecordedOptimisation:
 
     def _has_room(self, size: _Size) -> bool:
         """Return whether there is memory for one more record, perhaps after others were dropped."""
-        held, need = sum(each.count for each in self._kept) * self.cost, size.count * self.cost
+        held, need = sum(each.domains for each in self._kept) * self.cost, size.domains * self.cost
         limit = (self.free() - self.held + held) // self.settings.memory_divisor
         if need > min(limit, self.settings.largest_bytes):
             return False
