@@ -257,5 +257,5 @@ class RecordedOptimisation:
         if need > min(limit, self.settings.largest_bytes):
             return False
         while held + need > limit:
-            held -= self._kept.drop_oldest().count * self.cost
+            held -= self._kept.drop_oldest().domains * self.cost
         return True
