@@ -23,20 +23,14 @@ from typing import Any, TypeVar
 import psutil
 from chaos_clusters import SlurmCluster
 from chaos_service import Service
+from small_jobs import small_job
 
 from trivet import Client
 from workers.agent.launching import PROGRAM
 
 MOMENTS = ("host", "supervisor", "running", "first step")
 PATIENCE_S = 240.0
-SPEC = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 10**6,
-    "batch": {"global": 8},
-    "device": "cpu",
-}
+SPEC = small_job(10**6)
 T = TypeVar("T")
 
 

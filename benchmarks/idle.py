@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from local_service import address, belonging_to, up  # noqa: E402 - which the line before makes importable
+from small_jobs import small_job  # noqa: E402
 
 from trivet import Client  # noqa: E402
 
@@ -38,14 +39,7 @@ PARTS = {
     "api": "API",
     "up": "trivet up",
 }
-SPEC = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 5,
-    "batch": {"global": 8},
-    "device": "cpu",
-}
+SPEC = small_job(5)
 
 
 class Cost(NamedTuple):

@@ -42,6 +42,7 @@ from typing import Any
 
 from api_process import ApiProcess
 from ending import end_by_signals
+from small_jobs import small_job
 
 from service.jobs.events import rank_file
 from service.jobs.files import DataLayout
@@ -65,16 +66,7 @@ class Start:
 
 
 def tiny_spec(ranks: int, device: str) -> TrainSpec:
-    return TrainSpec.model_validate(
-        {
-            "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-            "data": {"source": "digits"},
-            "steps": 1,
-            "batch": {"global": 8},
-            "parallel": {"dp_shard": ranks},
-            "device": device,
-        }
-    )
+    return TrainSpec.model_validate(small_job(1, parallel={"dp_shard": ranks}, device=device))
 
 
 def through_service(store: Store, jobs: int, ranks: int, device: str) -> list[Start]:

@@ -33,6 +33,7 @@ from pathlib import Path
 from chaos_service import Service
 from load_client import CONNECTIONS, Api, Rate, answer_of, measured_rate, memory
 from load_peer import prefect_peer
+from small_jobs import small_job
 
 from service.jobs.events import Event, MetricEvent
 from service.jobs.files import DataLayout
@@ -46,13 +47,7 @@ LONG_S = 3600.0
 HOST = "played"
 LARGEST_TOLD, TELLING_PAUSE_S = 256, 0.01
 LIMITS = StoreLimits(lease_s=LONG_S, starting_lease_s=LONG_S, heartbeat_s=LONG_S)
-SPEC = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 1,
-    "device": "cpu",
-}
+SPEC = small_job(1)
 
 
 @dataclass

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from api_process import api_with_broker
+from small_jobs import small_job
 
 from service.jobs.store import Store
 from service.jobs.store.keyspace import JOB_EVENTS
@@ -40,14 +41,7 @@ EVENTS_PER_S = 100
 PROBE_EVERY_S = 0.03
 WATCHED = 10
 """Streams that are read event by event, to check that nothing is missing."""
-SPEC = {
-    "kind": "train",
-    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
-    "data": {"source": "digits"},
-    "steps": 1,
-    "batch": {"global": 8},
-    "device": "cpu",
-}
+SPEC = small_job(1)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ _INSTEAD = "let it compute on local tensors (use_local_output=True), or redistri
 
 
 def stand_ins(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a module's ``state``, this rank's parts, with a stand-in for each parameter and buffer that is a
-    DTensor.
-    """
+    """Return a module's ``state``, this rank's parts, with stand-ins for parameters and buffers that are DTensors."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {
         name: _StandIn(part, whole.device_mesh, whole.placements, whole.shape)

@@ -19,22 +19,16 @@ from service.bounds.flat import by_instance
 from service.bounds.graph import Node
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, NONLINEAR
-from service.bounds.operators.add import Addition, Subtraction
+from service.bounds.operators.add import Addition, Negation, Subtraction
 from service.bounds.operators.broadcasting import operand
-from service.bounds.operators.cat import Concatenate
 from service.bounds.operators.choice import UndecidedWhere
 from service.bounds.operators.convolution import Convolution
-from service.bounds.operators.expand import Expand
-from service.bounds.operators.floor import Floor
 from service.bounds.operators.linear import AddMatrixProduct, Linear
 from service.bounds.operators.matmul import MatrixFromLeft, MatrixProduct, TwoDimensionalProduct
 from service.bounds.operators.maximum import OPERANDS, Maximum
+from service.bounds.operators.moves import Concatenate, Expand, Pad, Permute, Reshape, Select, Slice
 from service.bounds.operators.mul import Multiple
-from service.bounds.operators.neg import Negation
-from service.bounds.operators.pad import Pad
-from service.bounds.operators.permute import Permute
-from service.bounds.operators.reshape import Reshape
-from service.bounds.operators.slice import Select, Slice
+from service.bounds.operators.stepped import Floor
 from service.bounds.operators.sum import Sum
 from service.bounds.progress import OutOfTimeError, check_time
 from service.bounds.rank_group import RankGroup
@@ -56,9 +50,7 @@ Numbers = Sequence[Any]
 
 @torch.no_grad()
 def exact_outputs(network: Network, x: Tensor, deadline: float = inf) -> Values | None:
-    """Return the outputs at ``x`` ``(features,)``; ``None`` for a network that is large, divided, or has other
-    operators, and after ``deadline`` (``time.monotonic``).
-    """
+    """Return the outputs at ``x``; ``None`` after ``deadline``, and for a large, divided or other network."""
     try:
         return exact_values(network, [Fraction(each) for each in x.double().tolist()], x, MOST_TERMS, deadline)
     except OutOfTimeError:

@@ -137,10 +137,7 @@ def _parts(form: ExactForm) -> list[Ends] | None:
         return None
     ((index, factor),) = form.factors.items()
     at, (lower, upper) = -form.constant / factor, form.box
-    return [
-        (lower, (*upper[:index], at, *upper[index + 1 :])),
-        ((*lower[:index], at, *lower[index + 1 :]), upper),
-    ]
+    return [(lower, (*upper[:index], at, *upper[index + 1 :])), ((*lower[:index], at, *lower[index + 1 :]), upper)]
 
 
 def _holds_one(planes: Sequence[Plane], outputs: Sequence[ExactForm | Fraction], deadline: float) -> bool:

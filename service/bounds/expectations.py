@@ -20,13 +20,10 @@ from service.bounds.interval import Interval
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.broadcasting import operand
 from service.bounds.operators.convolution import Convolution
-from service.bounds.operators.expand import Expand
 from service.bounds.operators.linear import AffineOperator
 from service.bounds.operators.matmul import MatrixFromLeft
+from service.bounds.operators.moves import Expand, Permute, Reshape, Select, Slice
 from service.bounds.operators.mul import Multiple
-from service.bounds.operators.permute import Permute
-from service.bounds.operators.reshape import Reshape
-from service.bounds.operators.slice import Select, Slice
 from service.bounds.operators.sum import Mean, Sum
 from service.bounds.ranges import Range, Softmax, ranges_of
 from service.bounds.rank_group import RankGroup

@@ -24,24 +24,18 @@ from service.bounds.interval import Interval
 from service.bounds.operators import NONLINEAR, OPERATORS
 from service.bounds.operators.add import Addition
 from service.bounds.operators.base import Collective, ExactOperator, LinearOperator, Operator
-from service.bounds.operators.cat import Concatenate
-from service.bounds.operators.choice import OPERANDS, UndecidedWhere
-from service.bounds.operators.exp import Exponential
-from service.bounds.operators.expand import Expand
-from service.bounds.operators.floor import Floor
-from service.bounds.operators.log import Logarithm
+from service.bounds.operators.choice import OPERANDS, UndecidedWhere, Where
+from service.bounds.operators.elementary import Exponential, Logarithm
 from service.bounds.operators.matmul import MatrixOfTwo
 from service.bounds.operators.maximum import Maximum
+from service.bounds.operators.moves import Concatenate, Expand, Pad, Select, Slice
 from service.bounds.operators.mul import Multiple, Product, Quotient
-from service.bounds.operators.number_test import NumberTest
-from service.bounds.operators.pad import Pad
 from service.bounds.operators.power import Power
 from service.bounds.operators.relu import PiecewiseActivation
 from service.bounds.operators.sin import Periodic
-from service.bounds.operators.slice import Select, Slice
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
+from service.bounds.operators.stepped import Floor, NumberTest
 from service.bounds.operators.sum import Sum
-from service.bounds.operators.where import Where
 from service.bounds.ranges import LogSumExp, Range, Softmax, ranges_of
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import magnitude
@@ -54,9 +48,7 @@ nodes stand for may compute in another way, and is certain only for the latter.
 SCALE = 2.0**30
 """The error of a function in float32, here and in the file, over that in float64."""
 BEYOND, LEAST_SHARE = 2.0**-20, 2.0**-100
-"""A share of its limit by which a function computed in float32 may exceed it; shares of a softmax below the other
-number may be 0.
-"""
+"""By what share a float32 function may exceed its limit; shares of a softmax below the other number may be 0."""
 _MOVING = (ExactOperator, Concatenate, Expand, Pad, Select, Slice, Where)
 _ROUNDED_ONCE = (Addition, Multiple, Product, PiecewiseActivation)
 _BY_STEPS = (Floor, Maximum, UndecidedWhere)
@@ -315,9 +307,7 @@ def _domain(node: Node) -> Callable[[Interval], Tensor] | None:
 
 
 def _is_infinity(bounds: Interval) -> Tensor:
-    """Return the entries, bool, that are certainly infinite, such as those of a mask. Intervals keep the largest
-    number for the end of an infinity that is nearer to 0.
-    """
+    """Return the entries, bool, that are certainly infinite, such as a mask's: an end alone may just be large."""
     largest = torch.finfo(bounds.lower.dtype).max
     return (bounds.lower >= largest) | (bounds.upper <= -largest)
 
@@ -347,9 +337,7 @@ def _replaced(nodes: Mapping[str, Node], node: Node) -> str | None:
 
 
 def _find_test(nodes: Mapping[str, Node], condition: Node) -> Node | None:
-    """Return the test whose answer alone is a condition: itself, or half of 1 less than a choice of 1 for yes and 0
-    for no.
-    """
+    """Return the test whose answer alone is a condition: itself, or ½ less than a choice of 1 or 0 by it."""
     if condition.operator in TESTS:
         return condition
     node = condition

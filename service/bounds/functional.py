@@ -115,11 +115,7 @@ def _all_gather_in_place(
 
 
 def _reduce_scatter_in_place(
-    output: Tensor,
-    input_list: Sequence[Tensor],
-    op: Any = dist.ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
+    output: Tensor, input_list: Sequence[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> None:
     _check_waits(async_op)
     output.copy_(_reduce_scatter_of_nn(output, input_list, op, group))
@@ -233,9 +229,7 @@ def _stand_in(*arguments: Any, **named: Any) -> Any:
 
 @contextmanager
 def recognised() -> Iterator[None]:
-    """While this holds, torch's collectives leave operators with rules in a trace. Without a started group it changes
-    nothing.
-    """
+    """Let torch's collectives leave operators with rules in a trace, within; without a started group do nothing."""
     started = dist.is_available() and dist.is_initialized()
     theirs: dict[str, FunctionType] = {}
     for where, (module, rules) in _modules().items() if started else ():

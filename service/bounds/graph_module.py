@@ -45,9 +45,7 @@ _OWN: Mapping[str, Callable[..., Tensor]] = {
 
 
 class ExecutableGraph(nn.Module):
-    """``(batch, *shape of the input)`` to ``(batch, *shape of the output)``, differentiable, in the type of its
-    constants, which are buffers.
-    """
+    """``(batch, *input shape)`` to ``(batch, *output shape)``, differentiable, in its constants' type (buffers)."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()

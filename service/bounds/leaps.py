@@ -20,11 +20,8 @@ from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
-from service.bounds.operators.cat import Concatenate
-from service.bounds.operators.expand import Expand
 from service.bounds.operators.maximum import LinesOfDifference, Maximum
-from service.bounds.operators.permute import Permute
-from service.bounds.operators.slice import Select, Slice
+from service.bounds.operators.moves import Concatenate, Expand, Permute, Select, Slice
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation, Relaxed
 
@@ -52,9 +49,7 @@ def trees_of(network: Network) -> dict[str, Tree]:
 
 
 def _tree(network: Network, last: Node) -> Tree | None:
-    """Return the tree of a maximum: back to a node that is no comparison, or to a comparison with two users,
-    whose coefficients may differ in sign.
-    """
+    """Return a maximum's tree: back to no comparison, or one of two users, whose coefficients may differ in sign."""
     nodes, uses = list[Node](), {last.name: torch.ones(1, 1, *last.shape)}
     for node in network.graph.nodes[network.position[last.name] :: -1]:
         if node.name not in uses:
@@ -141,9 +136,7 @@ class _SharesOfEntries:
 
 
 def leap_over(network: Network, tree: Tree, relaxations: Mapping[str, Relaxed]) -> Leap | None:
-    """Return the step through a tree whose maxima are relaxed; ``None`` if the lines of one differ among rows
-    or are not finite.
-    """
+    """Return the step through a tree of relaxed maxima; ``None`` if lines of one differ among rows or are infinite."""
     relaxed = {name: relaxations[name] for name in tree.maxima}
     lines = {name: each.lines for name, each in relaxed.items() if isinstance(each, LinesOfDifference)}
     plain = {name: each for name, each in lines.items() if isinstance(each, Relaxation)}

@@ -1,7 +1,4 @@
-"""Optimises rows in passes that leave settled rows out, where passes are not recorded.
-
-After a few iterations most rows of a part have settled, and the cost of a pass is that of its rows.
-"""
+"""Optimises rows in passes that leave settled rows out, where passes are not recorded: most settle early."""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ class _ChosenRelaxation(Relaxed):
 
     def _begin(self, rows: int) -> None:
         if self.parameters is None:
-            self.parameters = tuple(_repeated(each, rows).requires_grad_() for each in self.family.start)
+            starts = (each.unsqueeze(1).repeat(1, rows, *(1 for _ in each.shape[1:])) for each in self.family.start)
+            self.parameters = tuple(start.requires_grad_() for start in starts)
 
     @backward_rule(Patches)
     def backward_patches(self, patches: Patches) -> Propagated | None:
@@ -183,10 +184,7 @@ class _ChosenRelaxation(Relaxed):
 
 
 class SlopeOptimiser:
-    """A pass back from ``start`` through relaxations whose parameters take a step after each gradient.
-
-    If previous stages have parameters, these take the same step.
-    """
+    """A pass back from ``start``, whose relaxations' parameters, and previous stages', step after each gradient."""
 
     def __init__(self, families: Families, start: str, ascent: Ascent) -> None:
         network = families.backward.network
@@ -207,9 +205,7 @@ class SlopeOptimiser:
         return [parameter for chosen in self.chosen.values() for parameter in chosen.parameters or ()]
 
     def step(self, bounds: Tensor, gradient: Tensor, beside: Sequence[Tensor] = ()) -> None:
-        """Step against ``gradient``, that of the last pass's ``bounds``; tensors ``beside`` only get their
-        gradients.
-        """
+        """Step against ``gradient``, that of the last pass's ``bounds``; tensors ``beside`` only get gradients."""
         anchors = [] if self.anchor is None else [self.anchor]
         for each in (sought := [*(moving := self.parameters), *anchors, *beside]):
             each.grad = None
@@ -237,9 +233,7 @@ class SlopeOptimiser:
                 self._keep_equal(name, parameter)
 
     def _keep_equal(self, name: str, parameter: Tensor) -> None:
-        """Keep replicas equal: if they drifted apart, every rank would have a summand of another sum, and their
-        sum would be no bound at all.
-        """
+        """Keep replicas equal: if they drifted apart, ranks would add parts of different sums, which bound nothing."""
         if self._is_replicated(name):
             parameter.copy_(self.network.tp_group.agree(parameter))
 
@@ -291,11 +285,7 @@ class RowOptimiser(SlopeOptimiser):
         return self.best.clone()
 
     def _ascend_while_it_pays(self) -> None:
-        """Run iterations until all rows are settled, each by itself: the other rows of a part do not change a row's
-        bound.
-
-        Tensor-parallel ranks stop together: each pass needs all of them.
-        """
+        """Run iterations until all rows are settled, each by itself, and on all tensor-parallel ranks together."""
         most, done = self.ascent.iterations, min(1, self.ascent.iterations)
         self.repeat.run(self._ascend, done)
         # The first pass is needed whatever it gains: it makes the parameters, and tells whether there are any.
@@ -317,9 +307,7 @@ class RowOptimiser(SlopeOptimiser):
         return self.anchor is None and time.monotonic() > self.ascent.deadline
 
     def _is_little(self, first: Tensor, before: Tensor, now: Tensor) -> Tensor:
-        """Return the bounds that gained too little in the last iterations, or in all of them; never those of a width
-        that was infinite.
-        """
+        """Return the bounds that gained too little in the last iterations, or in all; never those of infinite width."""
         latest, total = before - now, first - now
         is_little = (latest <= self.ascent.least_share * total) | (total <= self.ascent.least_gain * first)
         return is_little & first.isfinite()
@@ -343,9 +331,7 @@ class RowOptimiser(SlopeOptimiser):
 
     @torch.no_grad()
     def _widths(self) -> Tensor:
-        """Return the widths between the best bounds of mirrored rows ``(batch, entries)``, or of rows and the
-        bounds above.
-        """
+        """Return widths between the best bounds of mirrored rows ``(batch, entries)``, or of rows and bounds above."""
         assert self.best is not None
         if self.above is not None:
             lower, negated = self.best, -self.above
@@ -376,9 +362,7 @@ class RowOptimiser(SlopeOptimiser):
             self.step(bounds, -bounds.detach().isfinite().to(bounds.dtype))
 
     def _keep_best(self, bounds: Tensor) -> None:
-        """Take the bounds of rows that are not settled: those of a row do not depend on how long others of its part go
-        on.
-        """
+        """Take the bounds of unsettled rows: a row's bounds do not depend on how long others of its part go on."""
         assert self.best is not None
         assert self.settled is not None
         torch.maximum(self.best, bounds.masked_fill(self.settled, -torch.inf), out=self.best)
@@ -391,7 +375,3 @@ def _before(network: Network, start: str) -> list[str]:
         if node.name in needed:
             needed.update(node.inputs)
     return [node.name for node in network.nonlinear if node.name in needed]
-
-
-def _repeated(start: Tensor, rows: int) -> Tensor:
-    return start.unsqueeze(1).repeat(1, rows, *(1 for _ in start.shape[1:]))

@@ -148,9 +148,7 @@ class Softmax(_OfScores):
         return self._met(own, found, scores, axes, keepdim=True)
 
     def weighted(self, scores: Interval) -> Interval:
-        """Return bounds of the scores that have the weights as factors of their powers; weights of 1 and of 0 lose
-        nothing.
-        """
+        """Return bounds of the scores whose powers have the weights as factors; weights of 1 and of 0 lose nothing."""
         if self.weights is None:
             return scores
         weights = self.weights.to(scores.lower)
@@ -263,9 +261,7 @@ def _softmax(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) ->
 
 
 def _normalised(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) -> Range | None:
-    """Return the range of ``x / √(c Σ x² + ε)``, at most ``1/√c``, and less if the values add up to 0; with ε = 0
-    it has no value if all x are 0.
-    """
+    """Return the range of ``x / √(c Σ x² + ε)``: at most ``1/√c``; with ε = 0 it has no value if all x are 0."""
     if nodes[inverse].operator != RSQRT or node.shape != nodes[whole].shape:
         return None
     sized, exists = nodes[nodes[inverse].inputs[0]], False

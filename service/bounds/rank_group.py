@@ -82,9 +82,7 @@ class RankGroup:
         return -self.largest(-count, device)
 
     def same_everywhere(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Return which tensors have the same content on every rank, judged by two moments of their entries in
-        float64.
-        """
+        """Return which tensors have the same content on every rank, judged by two float64 moments of their entries."""
         if self.axis.size == 1 or not tensors:
             return [True] * len(tensors)
         marks = torch.stack([_mark(tensor) for tensor in tensors])

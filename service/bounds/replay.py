@@ -33,9 +33,7 @@ class Memory:
     _anchor: torch.cuda.CUDAGraph | None = None
 
     def pool(self, device: torch.device) -> Any:
-        """Return the pool of the records on a CUDA device, as ``capture_begin`` takes it; called on the stream that
-        records.
-        """
+        """Return the records' pool on a CUDA device, as ``capture_begin`` takes it; called on the recording stream."""
         if self._anchor is None:
             self._anchor = torch.cuda.CUDAGraph()
             self._anchor.capture_begin(capture_error_mode="thread_local")

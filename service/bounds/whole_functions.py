@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose, pi, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,8 +41,7 @@ def written_whole(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
     return [new for node in nodes for new in reader.replaced(node)]
 
 
-@dataclass(frozen=True)
-class _ScaledNode:
+class _ScaledNode(NamedTuple):
     """``scale · value of a node + offset``."""
 
     scale: float
@@ -50,8 +49,7 @@ class _ScaledNode:
     node: Node
 
 
-@dataclass(frozen=True)
-class _WrittenOut:
+class _WrittenOut(NamedTuple):
     """``factor`` times an operator of one node's value."""
 
     factor: float
@@ -92,7 +90,7 @@ class _ExpressionReader:
             for factor, value in self._multiples(own):
                 found = self._gated(value, gate)
                 if found is not None:
-                    return replace(found, factor=found.factor * factor)
+                    return found._replace(factor=found.factor * factor)
         return None
 
     def _gated(self, x: Node, gate: _ScaledNode) -> _WrittenOut | None:

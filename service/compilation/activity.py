@@ -1,6 +1,4 @@
-"""Reports what a check does at any moment: the present run of each process, the time until all have ended, and each
-result as it comes.
-"""
+"""Reports what a check does: the run of each process, the time until all have ended, and results as they come."""
 
 from __future__ import annotations
 

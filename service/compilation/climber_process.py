@@ -24,9 +24,7 @@ from service.compilation.run_seconds import RunSeconds
 from service.jobs.runtime import Stopwatch
 
 PREPARED, TAKES, DOES, BEGINS, CLIMBED = "prepared", "takes", "does", "begins", "climbed"
-"""The messages of a process: its preparations, the rungs that it climbs, the run that begins, that a rung begins, and
-its result.
-"""
+"""A process's messages: its preparations, its rungs, the run that begins, that a rung begins, and its result."""
 _POLL_S = 0.02
 
 
@@ -68,11 +66,7 @@ class ClimbTask:
             seat.tell(PREPARED, (prepared.about, prepared.start([case.rung for case in own])))
         with runs.counted("starting the profiler"):
             start_profiler(prepared.program.device)
-        plan = replace(
-            prepared.plan,
-            alone=lambda: _measuring_alone(seat.races, runs),
-            tells=runs.begin,
-        )
+        plan = replace(prepared.plan, alone=lambda: _measuring_alone(seat.races, runs), tells=runs.begin)
         exchange = FileExchange(seat.races, seat.exchanged, EXCHANGED, partial(runs.counted, "waiting for others"))
         for phase, cases in groupby(own, lambda case: case.phase):
             watch = Stopwatch()

@@ -27,13 +27,9 @@ _PROCESSES: tuple[dict[Phase, int], ...] = (
     {"train": 2, "inference": 1},
     {"train": 1, "inference": 1},
 )
-"""Processes of each phase, the most first: each one more starts, and shares the device (8 layers of width 512, one
-H200).
-"""
+"""Processes of each phase, the most first: each more starts and shares the device (8 layers of 512, one H200)."""
 _COPIES: dict[Phase, int] = {"train": 12, "inference": 5}
-"""How many times its size a program may need at once: in training with gradients, states of before, and all of it in
-float64.
-"""
+"""How many times its size a program may need: to train, gradients, states of before, and all of it in float64."""
 _CORES = 2
 """The cores of each process."""
 _UNCOMPILED, _VISIT, _INFERENCE = 3.5, 1.0, 0.4
@@ -51,17 +47,11 @@ def plans(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> tuple[P
 
 
 def choose_plan(plans: Sequence[Plan], size: int, room: int) -> int:
-    """Return the index of the first plan whose processes may hold a program of ``size`` bytes in a device's ``room``;
-    else of the last.
-    """
+    """Return the index of the first plan that may fit a program of ``size`` bytes in ``room``; else of the last."""
     if size <= SMALL:
         return 0
-    fits = (index for index, plan in enumerate(plans) if sum(map(_copies, plan)) * size <= room)
-    return next(fits, len(plans) - 1)
-
-
-def _copies(cases: Sequence[RungCase]) -> int:
-    return max(_COPIES[case.phase] for case in cases)
+    copies = (sum(max(_COPIES[case.phase] for case in cases) for cases in plan) for plan in plans)
+    return next((index for index, each in enumerate(copies) if each * size <= room), len(plans) - 1)
 
 
 def _divide(rungs: Sequence[Rung], phases: Sequence[Phase], processes: Mapping[Phase, int], *, helps: bool) -> Plan:

@@ -69,9 +69,7 @@ COMPILE_MODES: Mapping[str, CompileMode] = MappingProxyType(
         _REDUCE_OVERHEAD: CompileMode("inductor", _REDUCE_OVERHEAD, cuda_graphs=True),
     }
 )
-"""Compile modes by the names that gates and specs use, from the one that compiles least to the one that
-compiles most.
-"""
+"""Compile modes by their names in gates and specs, from the one that compiles least to the one that does most."""
 
 
 COMPILE_CACHE = "compile_cache"
@@ -110,10 +108,7 @@ def cache_file(phase: str, name: str, rank: int) -> str:
 def apply_compile(
     module: nn.Module, backend: str | Callable[..., Any], mode: str | None = None
 ) -> tuple[nn.Module, ...]:
-    """Compile ``module`` in place with ``backend`` in ``mode``; names of parameters do not change.
-
-    Compilation itself happens at the first calls. Returns the compiled modules.
-    """
+    """Compile ``module`` in place, at its first calls; parameters keep their names. Returns the compiled modules."""
     units = compile_units(module)
     for unit in units:
         compile_unit(unit, backend, mode)
@@ -137,9 +132,7 @@ def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str |
 
 
 def _is_skipped(unit: nn.Module) -> bool:
-    """Return whether Dynamo would compile no frame of this module's call, as for a bare ``Sequential``: it skips the
-    files of ``torch.nn`` itself.
-    """
+    """Return whether Dynamo would compile nothing of this call, as of a bare ``Sequential``: it skips ``torch.nn``."""
     skips = internal("torch._dynamo.trace_rules.check")  # brings Dynamo, which only what compiles needs
     return bool(skips(unit.forward))
 
@@ -184,9 +177,7 @@ def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def compiles_blocks(model: nn.Module, *, sharded: bool) -> bool:
-    """Return whether each unit is one of ``model.blocks``, given whether FSDP2 shards them: then a pipeline's stages
-    compile the same graphs as the whole model.
-    """
+    """Return which units are ``model.blocks``, given if FSDP2 shards them: then stages compile the model's graphs."""
     blocks = getattr(model, "blocks", None)
     alike: bool = getattr(model, "blocks_alike", False)
     return isinstance(blocks, nn.ModuleDict) and len(blocks) > 0 and (alike or sharded)

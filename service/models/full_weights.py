@@ -35,9 +35,7 @@ Weights = Mapping[str, _Weight]
 
 @dataclass(frozen=True)
 class KeptWeights(Mapping[str, _Weight]):
-    """Keeps a rank's parts of ``weights`` on ``device`` once they were taken, up to ``room`` bytes: a model that is
-    built many times reads them once.
-    """
+    """Keeps a rank's parts of ``weights`` on ``device``, up to ``room`` bytes, for a model that is built often."""
 
     weights: Weights
     device: torch.device
@@ -147,9 +145,7 @@ def whole_tensor(parameter: Tensor) -> Tensor:
 
 
 def own_slices(parameter: Tensor) -> tuple[slice, ...]:
-    """Return this rank's part of the whole, in every dimension; if a rank has nothing, its start may lie behind
-    the end.
-    """
+    """Return this rank's part of the whole, in every dimension; of nothing, the start may lie behind the end."""
     shape, offset = tuple(parameter.shape), (0,) * parameter.dim()
     if isinstance(parameter, DTensor):
         part = internal("torch.distributed.tensor._utils.compute_local_shape_and_global_offset")

@@ -16,8 +16,7 @@ from torch.nn import functional
 from service.bounds.capture import local_state
 from service.bounds.interval import Interval
 from service.bounds.methods import BoundOptions
-from service.bounds.methods.crown_ibp import crown_ibp
-from service.bounds.methods.ibp import ibp, propagate
+from service.bounds.methods.passes import crown_ibp, ibp, propagate
 from service.bounds.network import Network, Stage, prepare_stage
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.spec.objective import Certified
@@ -136,9 +135,7 @@ class _BoundedForward:
         return x, Interval(torch.minimum(lower, x), torch.maximum(upper, x))
 
     def _margins(self, network: Network, box: Interval, crown: float) -> Tensor:
-        """Return lower bounds of every difference of two logits, ``(batch, classes, classes)``; ``crown`` weighs
-        CROWN's.
-        """
+        """Return lower bounds of differences of logits, ``(batch, classes, classes)``; ``crown`` weighs CROWN's."""
         rows = pair_rows(self.objective.classes, box.lower)
         bounds = ibp(network, box, BoundOptions()).lower_bounds(rows)
         if crown > 0:

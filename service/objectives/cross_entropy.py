@@ -40,9 +40,7 @@ class ClassCrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class _TokenCrossEntropy(Objective):
-    """Computes the cross-entropy of token logits ``(batch, seq, vocabulary / size of axis)``; evaluation adds the
-    perplexity.
-    """
+    """The cross-entropy of token logits ``(batch, seq, vocabulary / axis size)``; evaluation adds the perplexity."""
 
     axis: Axis = SINGLE
     measures: int = 2

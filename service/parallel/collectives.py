@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -54,9 +54,20 @@ def resolve(group: str) -> dist.ProcessGroup:
         raise GroupError(f"no process group {group!r} in this process: was the mesh only planned?") from error
 
 
-def _sum(x: Tensor, group: str, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-    out = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(out, op=operation, group=resolve(group))
+def _copy(x: Tensor, group: str) -> Tensor:
+    # An operator may not return its input; the copy takes the place of x, which its producer then drops.
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _sum(x: Tensor, group: str) -> Tensor:
+    out = _copy(x, group)
+    dist.all_reduce(out, group=resolve(group))
+    return out
+
+
+def _largest(x: Tensor, group: str) -> Tensor:
+    out = _copy(x, group)
+    dist.all_reduce(out, dist.ReduceOp.MAX, resolve(group))
     return out
 
 
@@ -95,40 +106,17 @@ def _resized(x: Tensor, dim: int, length: Any) -> Tensor:
     return x.new_empty(shape)
 
 
-@torch.library.custom_op("trivet::copy_to_group", mutates_args=())
-def _copy_to_group(x: Tensor, group: str) -> Tensor:
-    # An operator may not return its input; the copy takes the place of x, which its producer then drops.
-    return x.clone(memory_format=torch.contiguous_format)
+def _define(name: str, function: Callable[..., Tensor]) -> Any:
+    return torch.library.custom_op(f"trivet::{name}", function, mutates_args=())
 
 
-@torch.library.custom_op("trivet::reduce_from_group", mutates_args=())
-def _reduce_from_group(x: Tensor, group: str) -> Tensor:
-    return _sum(x, group)
-
-
-@torch.library.custom_op("trivet::max_over_group", mutates_args=())
-def _max_over_group(x: Tensor, group: str) -> Tensor:
-    return _sum(x, group, dist.ReduceOp.MAX)
-
-
-@torch.library.custom_op("trivet::gather_from_group", mutates_args=())
-def _gather_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    return _gather(x, dim, group, size)
-
-
-@torch.library.custom_op("trivet::scatter_to_group", mutates_args=())
-def _scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    return _slice(x, dim, group, size)
-
-
-@torch.library.custom_op("trivet::reduce_scatter_to_group", mutates_args=())
-def _reduce_scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    return _reduce_scatter(x, dim, group, size)
-
-
-@torch.library.custom_op("trivet::gather_with_reduce_from_group", mutates_args=())
-def _gather_with_reduce_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    return _gather(x, dim, group, size)
+_copy_to_group = _define("copy_to_group", _copy)
+_reduce_from_group = _define("reduce_from_group", _sum)
+_max_over_group = _define("max_over_group", _largest)
+_gather_from_group = _define("gather_from_group", _gather)
+_scatter_to_group = _define("scatter_to_group", _slice)
+_reduce_scatter_to_group = _define("reduce_scatter_to_group", _reduce_scatter)
+_gather_with_reduce_from_group = _define("gather_with_reduce_from_group", _gather)
 
 
 def _same_shape(x: Tensor, group: str) -> Tensor:
@@ -175,9 +163,7 @@ _max_over_group.register_fake(_same_shape)
 
 
 def copy_to_group(x: Tensor, group: str) -> Tensor:
-    """Return ``x``, which is replicated, for computations that differ by rank; the gradient is summed over
-    the group.
-    """
+    """Return ``x``, which is replicated, for work that differs by rank; the gradient is summed over the group."""
     return x if not group else _copy_to_group(x, group)
 
 
@@ -197,9 +183,7 @@ def gather_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
 
 
 def scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    """Return the own slice of a replicated ``x`` along ``dim``, which must divide by ``size``; the gradient is
-    gathered.
-    """
+    """Return the own slice of a replicated ``x`` along ``dim``, which ``size`` divides; its gradient is gathered."""
     return x if not group else _scatter_to_group(x, dim, group, size)
 
 

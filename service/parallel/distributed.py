@@ -118,9 +118,7 @@ def answer_environment() -> None:
 
 
 def start_alone(device_type: str) -> torch.device:
-    """Return the device of this rank, the launcher's only one, in a group of this process alone, as each of several
-    processes of the rank may be.
-    """
+    """Return this rank's device, in a group of this process alone, one of several of the rank's."""
     launch = read_launch(os.environ)
     device = _started_device(device_type, launch)
     if launch.grouped and not dist.is_initialized():
@@ -144,9 +142,7 @@ def stop() -> None:
 
 
 def can_abort() -> bool:
-    """Return whether :func:`abandon` ends this process's waits; gloo ends them when the other side's process
-    ends.
-    """
+    """Return whether :func:`abandon` ends this process's waits; gloo ends them when the other side's process ends."""
     return dist.is_initialized() and "nccl" in str(dist.get_backend())
 
 

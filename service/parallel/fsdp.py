@@ -132,21 +132,11 @@ def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
     _set_backward(model, reduce=is_last, free=is_last)
 
 
-def _reduce_each_backward(model: nn.Module, free: bool) -> None:
-    """Call before each backward of an optimizer step that must reduce: gradients add up sharded.
-
-    ``free`` lets go of gathered parameters afterwards.
-    """
-    _set_backward(model, reduce=True, free=free)
-
-
 def before_backward(sharding: ShardingSpec) -> Callable[[nn.Module, bool], None]:
-    """Return the function to call before each backward of a job whose ``sharding`` is settled, with the model and
-    whether that is the step's last one.
-    """
+    """Return what to call before each backward once ``sharding`` is settled: with the model, and if it is the last."""
     if sharding.reduce == "last":
         return synchronize_gradients
-    return lambda model, is_last: _reduce_each_backward(model, free=is_last or sharding.reshard == "always")
+    return lambda model, is_last: _set_backward(model, reduce=True, free=is_last or sharding.reshard == "always")
 
 
 def _set_backward(model: nn.Module, *, reduce: bool, free: bool) -> None:
@@ -200,9 +190,7 @@ class PartlyUsed:
             each.post_backward = self._filling(each, each.post_backward)
 
     def settle(self) -> None:
-        """Call after the backwards of a step, on all ranks of the group: a parameter that none has used has no
-        gradient, as in one process.
-        """
+        """Call after a step's backwards, on all ranks: a parameter that none has used has no gradient, as on one."""
         parameters = [each.sharded_param for group in self._groups for each in group.fsdp_params]
         used = torch.tensor([id(each) in self._used for each in parameters], dtype=torch.int32)
         self._used.clear()

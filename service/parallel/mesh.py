@@ -21,10 +21,7 @@ class MeshError(ValueError):
 
 @dataclass(frozen=True)
 class Axis:
-    """One parallel dimension seen from this rank.
-
-    ``group`` names the process group that spans the dimension; it is empty when ``size`` is 1.
-    """
+    """One parallel dimension seen from this rank; its process ``group`` has no name when ``size`` is 1."""
 
     size: int = 1
     rank: int = 0
@@ -143,10 +140,7 @@ def plan(spec: ParallelSpec, rank: int = 0, device_type: str = "cpu") -> Mesh:
 
 
 def build(spec: ParallelSpec, device_type: str) -> Mesh:
-    """Return the mesh over the started ranks; every rank must call it.
-
-    Raises :class:`MeshError` with the arithmetic when the number of ranks is not the product of the degrees.
-    """
+    """Return the mesh over the started ranks, on all. Raises :class:`MeshError` if degrees give another number."""
     started = dist.get_world_size() if dist.is_initialized() else 1
     if started != spec.world_size:
         raise MeshError(f"{spec.arithmetic} ranks were asked for, but {started} were started")
@@ -173,9 +167,7 @@ def _group_name(device_mesh: DeviceMesh, name: str) -> str:
 
 
 def _data_group(spec: ParallelSpec, axes: dict[str, Axis]) -> str:
-    """Return the name of the group over both data-parallel dimensions; makes one only if neither dimension's own will
-    do.
-    """
+    """Return the name of the group over both data-parallel dimensions, a new one only if neither's own will do."""
     if spec.dp_replicate == 1 or spec.dp_shard == 1:
         return axes["dp_replicate"].group or axes["dp_shard"].group
     members = [

@@ -3,10 +3,9 @@
 from service.schedules.forward_only import forward_only
 from service.schedules.gpipe import GPIPE
 from service.schedules.interleaved import INTERLEAVED
-from service.schedules.one_f_one_b import ONE_F_ONE_B
+from service.schedules.one_f_one_b import ONE_F_ONE_B, ZERO_BUBBLE
 from service.schedules.schedule import Generator
 from service.schedules.zbv import ZBV
-from service.schedules.zero_bubble import ZERO_BUBBLE
 
 GENERATORS: dict[str, Generator] = {
     generator.name: generator

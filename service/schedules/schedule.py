@@ -53,9 +53,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The instructions of each rank. ``owners[s]`` is the rank of stage s; without ``trains`` there are only
-    forwards.
-    """
+    """Each rank's instructions. ``owners[s]`` is the rank of stage s; without ``trains`` there are only forwards."""
 
     name: str
     micro_batches: int

@@ -27,9 +27,7 @@ from service.schedules.schedule import Op, Schedule
 from service.training.timeline import Timeline, timeline
 
 Shares = Callable[[Sequence[Split]], Sequence[float | Tensor]]
-"""Returns for each micro-batch of this rank its labels that count, as a share of those of the global batch; all ranks
-call it together.
-"""
+"""Maps each micro-batch to its labels that count, as a share of the global batch's; all ranks call it together."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,7 @@ class Engine(Protocol):
         """
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
-        """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero if not
-        computed here.
-        """
+        """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; else zero here."""
 
     def undivided_backwards(self) -> int:
         """Return, after a step, the layers whose backward was to be split on this rank and could not be."""
@@ -128,10 +124,7 @@ class AccumulationEngine:
 
 @dataclass(frozen=True)
 class _PipelineEngine:
-    """Runs this rank's stages of the model: micro-batches move through the pipeline by ``schedule``.
-
-    ``evaluation`` is a schedule of as many micro-batches, forward only.
-    """
+    """Runs a rank's stages by ``schedule``; ``evaluation`` is one of as many micro-batches, forward only."""
 
     stages: Mapping[int, nn.Module]
     objective: Objective
@@ -187,10 +180,7 @@ def build_engine(
     schedule: Schedule | None,
     shares: Shares,
 ) -> Engine:
-    """Build the engine over this rank's stages; all ranks call it, since a pipeline connects its stages here.
-
-    Raises :class:`DisagreementError` if the ranks' specs describe different steps.
-    """
+    """Build the engine on all ranks, which connects stages; :class:`DisagreementError` if their specs differ."""
     agree(
         {
             "the number of micro-batches": spec.micro_batches,

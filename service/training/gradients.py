@@ -59,9 +59,7 @@ class NonFiniteError(RuntimeError):
 
 @contextmanager
 def explained_overflow(step: int, rate: float) -> Iterator[None]:
-    """Raise :class:`NonFiniteError` for an update whose factors overflow; on a CPU, torch raises an obscure error of
-    its own.
-    """
+    """Raise :class:`NonFiniteError` for an update whose factors overflow: on a CPU, torch's own error is obscure."""
     try:
         yield
     except RuntimeError as error:
@@ -125,9 +123,7 @@ class TiedStages:
 
     @torch.no_grad()
     def take_up(self, moments: Callable[[nn.Parameter], Mapping[str, Tensor]]) -> None:
-        """Copy loaded originals and their ``moments`` into the copies of a rank that has both: only originals are
-        loaded.
-        """
+        """Copy loaded originals and their ``moments`` into copies of a rank with both: only originals are loaded."""
         if self.group:
             return
         for original, copy in zip(self.originals, self.copies, strict=True):

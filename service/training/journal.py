@@ -24,10 +24,7 @@ _PEAKS = {"NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "
 
 
 class Journal:
-    """Logs what is trained, each evaluation, and the end of the training.
-
-    Only the first rank writes a journal; the calls of the others do nothing.
-    """
+    """Logs what is trained, each evaluation, and the end of training, on the first rank; on others it does nothing."""
 
     def __init__(self, spec: TrainSpec, context: RunContext) -> None:
         self._spec, self._context = spec, context
@@ -83,9 +80,7 @@ def _model(training: Training) -> str:
 
 
 def _updates(training: Training) -> list[str]:
-    """Return which rule updates which parameters, where that is not one rule for all; of a pipeline, those of the
-    first rank.
-    """
+    """Return which rule updates which parameters, unless one does all; of a pipeline, those of the first rank."""
     names = training.updater.names()
     if len(names) == 1:
         return []
@@ -165,7 +160,5 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Return the peak FLOP/s of a CUDA device by the longest known beginning of its name; ``None`` if none is
-    known.
-    """
+    """Return the peak FLOP/s of a CUDA device by the longest known beginning of its name; ``None`` if none is known."""
     return next((_PEAKS[name] for name in sorted(_PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

@@ -141,9 +141,7 @@ class Loop(BaseLoop):
 
 
 def evaluate(training: Training) -> dict[str, float]:
-    """Return ``eval_loss`` with ``eval_accuracy`` (classes) or ``eval_perplexity`` (tokens); all ranks call this and
-    agree.
-    """
+    """Return ``eval_loss`` with ``eval_accuracy`` (classes) or ``eval_perplexity`` (tokens); all ranks call it."""
     totals = torch.zeros(training.objective.measures, dtype=torch.float64, device=training.device)
     samples = len(training.dataset.test)
     if (most := training.spec.evaluate.samples) is not None:

@@ -170,9 +170,7 @@ class StepReduction:
         self._copied = None if device.type == "cpu" else torch.cuda.current_stream(device).record_event()
 
     def read(self, step: int) -> StepTotals:
-        """Wait for the numbers; raises :class:`NonFiniteError` naming ``step`` and the rank whose numbers are not
-        finite.
-        """
+        """Wait for the numbers. :class:`NonFiniteError` names ``step`` and the rank whose numbers are not finite."""
         if self._copied is not None:
             self._copied.synchronize()
         world, _ = _world_and_rank()

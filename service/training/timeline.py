@@ -18,9 +18,7 @@ Mark = TypeVar("Mark")
 
 @dataclass(frozen=True)
 class Load:
-    """Holds the seconds in which a rank's device computed, out of those from its first to its last computation
-    in a run.
-    """
+    """Holds the seconds in which a rank's device computed, of those from its first to its last computation."""
 
     busy: float
     window: float
@@ -56,9 +54,7 @@ class _DeviceClock(Protocol[Mark]):
 
 
 class HostClock:
-    """Takes times on the host, which does the work itself. They are monotonic, and are converted to epoch times when
-    read.
-    """
+    """Takes times on the host, which does the work. They are monotonic, and become epoch times when read."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -132,9 +128,7 @@ class Timeline(Generic[Mark]):
         self._current.computations.append((instruction, start, self.clock.mark()))
 
     def load(self) -> Load:
-        """Return the load of the newest run that the device has finished; on CUDA, without waiting, that is the one
-        before.
-        """
+        """Return the load of the newest run that the device has finished; on CUDA, without waiting, the one before."""
         for recording in reversed(self._finished):
             if recording.end is not None and self.clock.has_passed(recording.end):
                 busy = sum(self.clock.seconds(start, end) for _, start, end in recording.computations)

@@ -57,10 +57,7 @@ def certify(
     *,
     clock: PhaseTimes | None = None,
 ) -> Outcome:
-    """Evaluate the witnesses, then bound the outputs and the property's rows by ``method``, a bounder of the engine.
-
-    ``clock`` records the phases.
-    """
+    """Bound the outputs and the property's rows by ``method``, after the witnesses; ``clock`` records the phases."""
     start, clock = time.monotonic(), clock or PhaseTimes()
     with clock.phase("witnesses"):
         violated = checker.violated(batch)

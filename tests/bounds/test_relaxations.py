@@ -17,12 +17,12 @@ from torch.nn import functional
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.activation import Activation
-from service.bounds.operators.gelu import Gelu
+from service.bounds.operators.elementary import Tanh
+from service.bounds.operators.elementwise import Activation
+from service.bounds.operators.rectifiers import Gelu
 from service.bounds.operators.relu import Relu
 from service.bounds.operators.sin import Sine
 from service.bounds.operators.smooth import SmoothActivation
-from service.bounds.operators.tanh import Tanh
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation
 

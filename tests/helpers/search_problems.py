@@ -24,7 +24,7 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
 from service.verification.bab.activations.search import begin_splitting_activations
-from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
+from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult, SearchTask
 from service.verification.bab.inputs.search import begin_splitting_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
@@ -226,12 +226,12 @@ def ignored(moment: SearchProgress) -> None:
 
 def split_inputs(*problem: *Problem) -> SearchResult:
     """Search until the deadline."""
-    return begin_splitting_inputs(*problem).run(problem[3])
+    return begin_splitting_inputs(SearchTask(*problem)).run(problem[3])
 
 
 def split_activations(*problem: *Problem) -> SearchResult:
     """Search until the deadline."""
-    return begin_splitting_activations(*problem).run(problem[3])
+    return begin_splitting_activations(SearchTask(*problem)).run(problem[3])
 
 
 def searched(

@@ -25,7 +25,7 @@ from service.bounds.replay import Plain
 from service.verification.bab.activations import search as activations
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.recorded_optimisation import RecordedOptimisation
-from service.verification.bab.decision import SearchProgress, SearchResult, SearchStrategy
+from service.verification.bab.decision import SearchProgress, SearchResult
 from service.verification.bab.driver import decide
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.settings import OptimiserSettings, SearchSettings
@@ -46,7 +46,9 @@ BOTH = [split_inputs, split_activations]
         (split_inputs, False, LIMITS[-1:]),
     ),
 )
-def test_searches_decide_the_same_in_little_memory(search: SearchStrategy, honest: bool, limits: list[float]) -> None:
+def test_searches_decide_the_same_in_little_memory(
+    search: Callable[..., SearchResult], honest: bool, limits: list[float]
+) -> None:
     """Down to four times the model's size, on either side of what an unlimited search proves of two disjuncts."""
     module = dense().double()
     width = 0.04
@@ -69,7 +71,7 @@ def test_searches_decide_the_same_in_little_memory(search: SearchStrategy, hones
 
 
 @pytest.mark.parametrize("search", BOTH)
-def test_a_search_without_memory_for_the_smallest_step_says_so(search: SearchStrategy) -> None:
+def test_a_search_without_memory_for_the_smallest_step_says_so(search: Callable[..., SearchResult]) -> None:
     module = dense().double()
     one = torch.ones(WIDTHS[0], dtype=torch.float64)
     specification = specification_of(-one, one, ROW, [0.0], [0])
@@ -129,7 +131,7 @@ class Unconvinced(nn.Module):
     ),
 )
 def test_no_domain_is_lost_when_memory_fails_anywhere(
-    search: SearchStrategy, refining: bool, seeds: int, monkeypatch: pytest.MonkeyPatch
+    search: Callable[..., SearchResult], refining: bool, seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A property that fails, by the exact minimum, in a corner of the box, and that no point may refute.
 
@@ -164,7 +166,7 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(
 @pytest.mark.parametrize(
     ("search", "seeds"), slow_but_for([(search, seeds) for search in BOTH for seeds in (1, 3)], (split_inputs, 1))
 )
-def test_searches_prove_in_spite_of_failures(search: SearchStrategy, seeds: int) -> None:
+def test_searches_prove_in_spite_of_failures(search: Callable[..., SearchResult], seeds: int) -> None:
     """What is true is proved when memory fails now and then: failing ends nothing that has a smaller step."""
     proved = 0
     for seed in range(seeds):

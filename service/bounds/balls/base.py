@@ -24,9 +24,9 @@ class Ball(Interval, ABC):
     middle: Tensor
     exact_layers: ClassVar[int] = 0
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def within(middle: Tensor, size: float, box: Interval, dtype: torch.dtype) -> Ball:
+    def within(cls, middle: Tensor, size: float, box: Interval, dtype: torch.dtype) -> Self:
         """Return balls around float64 points ``(batch, *shape)`` within a float64 box, in ``dtype``.
 
         They hold the exact ones: sizes are widened by the rounding of the points, and boxes are rounded outwards.
@@ -49,9 +49,7 @@ class Ball(Interval, ABC):
 
     @abstractmethod
     def pulled(self, away: Tensor) -> Tensor:
-        """Return differences from the middle ``(batch, entries)``, made small enough by the norm, none of them
-        larger than before.
-        """
+        """Return differences from the middle ``(batch, entries)``, shrunk into the ball; none of them grows."""
 
     @abstractmethod
     def furthest(self, coefficients: Tensor, reach: Tensor) -> Tensor:
@@ -98,22 +96,41 @@ class Ball(Interval, ABC):
         return torch.where(coefficients > 0, below.unsqueeze(1), above.unsqueeze(1)).clamp(min=0)
 
 
-def size_above(moved: Tensor, size: float, like: Tensor) -> Tensor:
-    """Return sizes, widened by what rounding moved ``(batch,)``, for the entries of ``like``."""
-    wider = moved + size
-    above = Interval.enclosing(wider, wider, like.dtype).upper
-    return above.reshape(-1, *[1] * (like.dim() - 1)).expand_as(like)
+@dataclass(frozen=True, eq=False)
+class NormBall(Ball):
+    """``‖value − middle‖ ≤ distance``; ``distance`` repeats one number per instance.
+
+    ``is_cut`` says that the box is smaller than the ball: without it, the box is only that around the ball.
+    """
+
+    distance: Tensor
+    is_cut: bool = False
+
+    @staticmethod
+    @abstractmethod
+    def lengths(moved: Tensor) -> Tensor:
+        """Return the norm of each row of sizes ``(batch, entries)``."""
+
+    @classmethod
+    def within(cls, middle: Tensor, size: float, box: Interval, dtype: torch.dtype) -> Self:
+        ends, found, moved = rounded(middle, box, dtype)
+        wider = cls.lengths(moved) + size
+        above = Interval.enclosing(wider, wider, dtype).upper
+        distance = above.reshape(-1, *[1] * (found.dim() - 1)).expand_as(found)
+        is_cut = bool((box.lower > middle - size).any() or (box.upper < middle + size).any())
+        return cls(ends.lower, ends.upper, found, distance, is_cut)
+
+    @property
+    def size(self) -> Tensor:
+        return by_instance(self.distance)[:, :1]
+
+    @property
+    def euclidean_size(self) -> Tensor:
+        return self.size[:, 0]
 
 
 def rounded(middle: Tensor, box: Interval, dtype: torch.dtype) -> tuple[Interval, Tensor, Tensor]:
-    """Return the box in ``dtype``, rounded outwards, the middle in it, and by how much that moved its entries,
-    ``(batch, entries)``.
-    """
+    """Return the box rounded outwards, the middle in it, and how far its entries moved, ``(batch, entries)``."""
     ends = Interval.enclosing(box.lower, box.upper, dtype)
     found = middle.to(dtype)
     return ends, found, by_instance(found.double() - middle).abs()
-
-
-def is_cut(middle: Tensor, size: float, box: Interval) -> bool:
-    """Return whether a float64 box is anywhere smaller than that of the distance ``size`` around its middle."""
-    return bool((box.lower > middle - size).any() or (box.upper < middle + size).any())

@@ -7,29 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.balls.base import Ball, is_cut, rounded, size_above
-from service.bounds.flat import by_instance
-from service.bounds.interval import Interval
+from service.bounds.balls.base import NormBall
 
 STEPS = 12
 """Steps towards the point of a ball in a box where a linear function is least; the bound holds after any of them."""
 
 
 @dataclass(frozen=True, eq=False)
-class EuclideanBall(Ball):
-    """``‖value − middle‖₂ ≤ distance``; ``distance`` repeats one number per instance.
-
-    ``is_cut`` says that the box is smaller than the ball: without it, the box is only that around the ball.
-    """
-
-    distance: Tensor
-    is_cut: bool = False
+class EuclideanBall(NormBall):
+    """``‖value − middle‖₂ ≤ distance``."""
 
     @staticmethod
-    def within(middle: Tensor, size: float, box: Interval, dtype: torch.dtype) -> EuclideanBall:
-        ends, found, moved = rounded(middle, box, dtype)
-        distance = size_above(moved.norm(dim=1), size, found)
-        return EuclideanBall(ends.lower, ends.upper, found, distance, is_cut(middle, size, box))
+    def lengths(moved: Tensor) -> Tensor:
+        found: Tensor = moved.norm(dim=1)
+        return found
 
     @staticmethod
     def room(middle: Tensor, size: float) -> float:
@@ -75,11 +66,3 @@ class EuclideanBall(Ball):
             free = torch.where(is_free, squares, 0.0).sum(dim=2)
             stretch = torch.where(free > 0, torch.maximum(stretch, (left / free.clamp(min=tiny)).sqrt()), stretch)
         return stretch
-
-    @property
-    def size(self) -> Tensor:
-        return by_instance(self.distance)[:, :1]
-
-    @property
-    def euclidean_size(self) -> Tensor:
-        return self.size[:, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,19 +14,16 @@ from service.bounds.interval import Interval
 
 @dataclass(frozen=True, eq=False)
 class SparseBall(Ball):
-    """Values of the box that differ from ``middle`` in ``most`` entries or fewer.
-
-    The others are within ``slack`` of it, the rounding of the middle.
-    """
+    """Values that differ from ``middle`` by more than ``slack``, its rounding, in at most ``most`` entries."""
 
     slack: Tensor
     most: int = 1
 
-    @staticmethod
-    def within(middle: Tensor, size: float, box: Interval, dtype: torch.dtype) -> SparseBall:
+    @classmethod
+    def within(cls, middle: Tensor, size: float, box: Interval, dtype: torch.dtype) -> Self:
         ends, found, moved = rounded(middle, box, dtype)
         slack = Interval.enclosing(moved, moved, dtype).upper.reshape(found.shape)
-        return SparseBall(ends.lower, ends.upper, found, slack, int(size))
+        return cls(ends.lower, ends.upper, found, slack, int(size))
 
     @staticmethod
     def room(middle: Tensor, size: float) -> float:
@@ -47,10 +45,7 @@ class SparseBall(Ball):
         return super().nearest(torch.minimum(torch.maximum(values, self.lower), self.upper))
 
     def descended(self, values: Tensor, gradient: Tensor, share: Tensor | float) -> Tensor:
-        """Return values after such a step; only the entries change that gain most.
-
-        The largest changes so far would never make room for others.
-        """
+        """Return values after such a step in the entries that gain most: else the largest changes never give way."""
         step = self.minimiser(gradient) - self.middle
         moved = torch.minimum(torch.maximum(values + 2 * share * step, self.lower), self.upper)
         return torch.where(step == 0, self.middle, moved)

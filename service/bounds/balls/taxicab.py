@@ -7,26 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.balls.base import Ball, is_cut, rounded, size_above
-from service.bounds.flat import by_instance
-from service.bounds.interval import Interval
+from service.bounds.balls.base import NormBall
 
 
 @dataclass(frozen=True, eq=False)
-class TaxicabBall(Ball):
-    """``‖value − middle‖₁ ≤ distance``; ``distance`` repeats one number per instance.
-
-    ``is_cut`` says that the box is smaller than the ball: without it, the box is only that around the ball.
-    """
-
-    distance: Tensor
-    is_cut: bool = False
+class TaxicabBall(NormBall):
+    """``‖value − middle‖₁ ≤ distance``."""
 
     @staticmethod
-    def within(middle: Tensor, size: float, box: Interval, dtype: torch.dtype) -> TaxicabBall:
-        ends, found, moved = rounded(middle, box, dtype)
-        distance = size_above(moved.sum(dim=1), size, found)
-        return TaxicabBall(ends.lower, ends.upper, found, distance, is_cut(middle, size, box))
+    def lengths(moved: Tensor) -> Tensor:
+        return moved.sum(dim=1)
 
     @staticmethod
     def room(middle: Tensor, size: float) -> float:
@@ -70,11 +60,3 @@ class TaxicabBall(Ball):
         before = room.cumsum(dim=1) - room
         taken = torch.minimum((self.size - before).clamp(min=0), room)
         return torch.zeros_like(reach).scatter(1, order, taken)
-
-    @property
-    def size(self) -> Tensor:
-        return by_instance(self.distance)[:, :1]
-
-    @property
-    def euclidean_size(self) -> Tensor:
-        return self.size[:, 0]

@@ -1,7 +1,4 @@
-"""Rewrites operators in terms of others that have rules.
-
-Each entry has its operator's signature. All of them are exact.
-"""
+"""Rewrites operators in terms of others that have rules, exactly. Each entry has its operator's signature."""
 
 from __future__ import annotations
 
@@ -14,6 +11,11 @@ import torch
 from service.bounds.decompositions import elementwise, indexing, norms, windows
 
 aten = torch.ops.aten
+
+
+def _of_each_rank(name: str, function: Callable[..., Any], overload: str = "default") -> dict[Any, Callable[..., Any]]:
+    return {getattr(getattr(aten, name.format(rank)), overload): function for rank in (1, 2, 3)}
+
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.clamp.default: elementwise.clamp,
@@ -61,24 +63,14 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._log_softmax.default: norms.log_softmax,
     aten.logsumexp.default: norms.log_sum,
     aten.scaled_dot_product_attention.default: norms.attention,
-    aten.avg_pool1d.default: windows.average_pool,
-    aten.avg_pool2d.default: windows.average_pool,
-    aten.avg_pool3d.default: windows.average_pool,
-    aten.max_pool1d.default: windows.max_pool,
-    aten.max_pool2d.default: windows.max_pool,
-    aten.max_pool3d.default: windows.max_pool,
+    **_of_each_rank("avg_pool{}d", windows.average_pool),
+    **_of_each_rank("max_pool{}d", windows.max_pool),
     aten.max_pool3d_with_indices.default: windows.max_pool_with_indices,
-    aten.adaptive_avg_pool1d.default: windows.adaptive_average_pool,
-    aten.adaptive_avg_pool2d.default: windows.adaptive_average_pool,
-    aten.adaptive_avg_pool3d.default: windows.adaptive_average_pool,
+    **_of_each_rank("adaptive_avg_pool{}d", windows.adaptive_average_pool),
     aten._adaptive_avg_pool2d.default: windows.adaptive_average_pool,
     aten._adaptive_avg_pool3d.default: windows.adaptive_average_pool,
-    aten.adaptive_max_pool1d.default: windows.adaptive_max_pool,
-    aten.adaptive_max_pool2d.default: windows.adaptive_max_pool,
-    aten.adaptive_max_pool3d.default: windows.adaptive_max_pool,
-    aten.upsample_nearest1d.vec: windows.upsample_nearest,
-    aten.upsample_nearest2d.vec: windows.upsample_nearest,
-    aten.upsample_nearest3d.vec: windows.upsample_nearest,
+    **_of_each_rank("adaptive_max_pool{}d", windows.adaptive_max_pool),
+    **_of_each_rank("upsample_nearest{}d", windows.upsample_nearest, "vec"),
     aten.upsample_linear1d.vec: windows.upsample_linear,
     aten.upsample_bilinear2d.vec: windows.upsample_linear,
     aten.upsample_trilinear3d.vec: windows.upsample_linear,

@@ -52,14 +52,7 @@ class Adam:
             return
         count = parameter.numel()
         kernels.adam[(-(-count // BLOCK),)](
-            parameter,
-            gradient.contiguous(),
-            mean,
-            square,
-            self.steps,
-            self.pace,
-            count,
-            BLOCK=BLOCK,
+            parameter, gradient.contiguous(), mean, square, self.steps, self.pace, count, BLOCK=BLOCK
         )
 
     def _move_in_steps(self, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:

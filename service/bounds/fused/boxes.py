@@ -1,7 +1,4 @@
-"""Computes the least value of linear functions over boxes, and of rows over images, in patches.
-
-Patches have only kernels: ``None`` for a case without one.
-"""
+"""Computes least values of linear functions over boxes and, by kernels alone (else ``None``), of patches of images."""
 
 from __future__ import annotations
 

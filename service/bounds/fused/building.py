@@ -57,10 +57,7 @@ def block(n: int) -> dict[str, Any]:
 
 def strides(tensor: Tensor) -> tuple[int, int]:
     """Return the strides of batch and row of ``(batch or 1, rows or 1, n)``; 0 if there is only one."""
-    return (
-        tensor.stride(0) if tensor.shape[0] > 1 else 0,
-        tensor.stride(1) if tensor.shape[1] > 1 else 0,
-    )
+    return (tensor.stride(0) if tensor.shape[0] > 1 else 0, tensor.stride(1) if tensor.shape[1] > 1 else 0)
 
 
 def flat(tensor: Tensor) -> Tensor:

@@ -38,9 +38,7 @@ class FreeSlopes:
 
     @staticmethod
     def at(open_: Tensor, flattest: float, lower: Tensor, upper: Tensor, above: Tensor) -> FreeSlopes:
-        """Make slopes free where ``open_`` ``(batch, *shape)``; each instance has as many places as the one with the
-        most needs.
-        """
+        """Make slopes free where ``open_`` ``(batch, *shape)``; each instance has places for the one with the most."""
         shape, open_ = tuple(open_.shape[1:]), open_.flatten(1)
         places = int(open_.sum(dim=1).amax())
         index = open_.byte().argsort(dim=1, descending=True, stable=True)[:, :places]
@@ -117,9 +115,7 @@ def propagate_free_slopes(
 
 
 def _begun(coefficients: Tensor | GatheredRows) -> tuple[Tensor, Optional, tuple[int, int]]:
-    """Return the matrix that a kernel reads, the index of the rows in it, if any, and the numbers of instances and
-    rows.
-    """
+    """Return the matrix that a kernel reads, the index of its rows, if any, and the numbers of instances and rows."""
     if isinstance(coefficients, Tensor):
         return coefficients, None, (coefficients.shape[0], coefficients.shape[1])
     index = coefficients.index.contiguous()

@@ -40,9 +40,7 @@ def propagate_products(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -
 
 
 def propagate_matrices(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
-    """Propagate through ``X·Y``: ends ``(batch, …, i, k)`` and ``(batch, …, k, j)``, places ``(batch, rows, …, i, k,
-    j)``.
-    """
+    """Propagate through ``X·Y``: ends ``(batch, …, i, k)`` and ``(…, k, j)``, places ``(batch, rows, …, i, k, j)``."""
     (*heads, height, inner), width = x[0].shape[1:], y[0].shape[-1]
     terms = (*heads, height, inner, width)
     setting = _setting(coefficients, places, (*x, *y), terms)

@@ -1,6 +1,4 @@
-"""Defines the interface of bounding methods and of their analyses, which bound the inputs of non-linear
-operators and any output rows.
-"""
+"""Defines bounding methods, and their analyses, which bound inputs of non-linear operators and any output rows."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ MOST = 8
 
 
 def are_worthwhile(total: int, at_once: int) -> bool:
-    """Return whether there are threads for more than one part, and no gradient: autograd builds its graph in one
-    thread.
-    """
+    """Return whether there are threads for more than one part, and no gradient, whose graph is built in one thread."""
     return total > at_once and torch.get_num_threads() > 1 and not torch.is_grad_enabled()
 
 
@@ -61,14 +57,10 @@ class Analysis(Protocol):
 
     @property
     def inputs(self) -> Mapping[str, tuple[Interval, ...]]:
-        """Return bounds on the inputs of each non-linear node, by that node's name; this rank's entries where
-        divided.
-        """
+        """Return bounds on the inputs of each non-linear node, by its name; this rank's entries where divided."""
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        """Return lower bounds ``(batch, rows)`` of ``rows · output``, for rows ``(batch or 1, rows, *output
-        shape)``.
-        """
+        """Return lower bounds ``(batch, rows)`` of ``rows · output``, rows ``(batch or 1, rows, *output shape)``."""
 
 
 class PlaneAnalysis(Analysis, Protocol):
@@ -181,9 +173,7 @@ def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:
 
 
 IN_CACHE = 2**22
-"""Elements of a part on a CPU: products of fewer rows read the weights too often, and larger tensors leave its caches
-and are new memory, which the system fills with zeros first.
-"""
+"""Elements of a part on a CPU: fewer rows read the weights too often, larger tensors leave its caches."""
 
 
 def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> int:
@@ -194,9 +184,7 @@ def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
-    """Call ``run`` for ``at_once`` of ``total`` rows at a time, fewer if memory runs out and no other rank
-    waits; on a CPU, several parts run side by side.
-    """
+    """Call ``run`` for ``at_once`` rows at a time, fewer if memory runs out alone; parts run side by side on a CPU."""
     if backward.device.type == "cpu" and backward.network.is_alone and are_worthwhile(total, at_once):
         try:
             return side_by_side(total, at_once, run)

@@ -26,9 +26,7 @@ from service.bounds.near import NearLayers
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.expand import Expand
-from service.bounds.operators.permute import Permute
-from service.bounds.operators.slice import Select, Slice
+from service.bounds.operators.moves import Expand, Permute, Select, Slice
 from service.bounds.options import BoundOptions
 from service.bounds.relaxation import Relaxed
 
@@ -36,9 +34,7 @@ Refine = Callable[[Pass, str, Tensor, BoundOptions], Interval]
 """``(backward, name, index, options)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
 node's value."""
 Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
-"""``(backward, node, index of an input)`` to the result of :func:`wanted_rows`, for all entries that matter or some
-of them.
-"""
+"""``(backward, node, index of an input)`` to the result of :func:`wanted_rows`, for all or some of its entries."""
 
 
 def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
@@ -69,9 +65,7 @@ def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor
 
 
 FEW_LAYERS, SAMPLED = (3, 6, 12), 64
-"""Numbers of layers through which a pass goes back to settle signs, the smallest first, and entries that estimate the
-share of settled signs.
-"""
+"""Through how many layers a pass goes back to settle signs, the fewest first; how many entries show if it helps."""
 WORTH_DECIDING, WORTH_SHARE = 2**24, 0.3
 """Coefficients of all rows, and share of settled signs, below which whole passes are as good."""
 PER_INSTANCE = 0.8
@@ -127,9 +121,7 @@ def bound_layers(
 
 @dataclass(eq=False)
 class PlainLayers(LayerArithmetic):
-    """Bounds by rows of the plain pass ``backward``, and fills in its intervals, relaxations and steps over several
-    nodes.
-    """
+    """Bounds by rows of the pass ``backward``, whose intervals, relaxations and steps over nodes it fills in."""
 
     backward: Pass
     intervals: dict[str, Interval]
@@ -169,9 +161,7 @@ class PlainLayers(LayerArithmetic):
         return found
 
     def _settled_through(self, node: Node) -> Tensor | None:
-        """Return the entries of a value that are functions of one settled entry each, so that no linear bound
-        is tighter than their interval; ``None`` if there are none.
-        """
+        """Return a value's entries that are functions of one settled entry each: no linear bound is tighter."""
         operator, before = OPERATORS[node.operator], self.settled.get(node.inputs[0])
         if before is None or len(set(node.inputs)) > 1 or operator.mixes(node):
             return None
@@ -193,10 +183,7 @@ class PlainLayers(LayerArithmetic):
             self.leaps[node.name] = leap
 
     def _decide(self, node: Node, index: int) -> None:
-        """Tighten bounds by passes that end a few layers earlier, as long as that settles the signs of many entries.
-
-        A known sign leaves nothing to relax, whatever the bounds are.
-        """
+        """Tighten bounds by passes that end a few layers earlier, as long as that settles the signs of many entries."""
         name = node.inputs[index]
         for layers in FEW_LAYERS:
             first = self.depth[name] - layers

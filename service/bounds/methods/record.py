@@ -153,8 +153,6 @@ class _RecordedRows:
 
 
 def _anew(analysis: LinearAnalysis) -> LinearAnalysis:
-    """Return the analysis with intervals that have cached nothing: cached values would not be computed again in
-    a replay.
-    """
+    """Return the analysis with intervals that have cached nothing: a replay would not compute cached values again."""
     intervals = {name: replace(each) for name, each in analysis.backward.intervals.items()}
     return replace(analysis, backward=replace(analysis.backward, intervals=intervals))

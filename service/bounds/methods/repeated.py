@@ -49,9 +49,7 @@ class _Shape:
 
 @dataclass(eq=False)
 class _ShapeRecord:
-    """Facts about one shape of boxes: the most rows needed, the record if there is one, and how often it was
-    made.
-    """
+    """Facts about one shape of boxes: the most rows needed, the record if there is one, and how often it was made."""
 
     plan: Plan = field(default_factory=dict)
     record: Record | None = None

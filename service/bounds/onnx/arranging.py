@@ -72,10 +72,6 @@ def _gather(call: Call, values: Values, shape: Shape) -> Tensor:
     return data.float.index_select(dim, torch.tensor(chosen, device=data.float.device)).reshape(-1, *shape)
 
 
-def _gather_elements(call: Call, values: Values, shape: Shape) -> Tensor:
-    return (_move_entries if values[1].constant else gathered_elements)(call, values, shape)
-
-
 def _split(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     x = values[0].float
     dim = axis(call.attributes.get("axis", 0), len(values[0].shape))
@@ -194,7 +190,9 @@ CONVERTERS: Mapping[str, Converter] = {
     "Expand": _expand,
     "Flatten": _same_entries,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
+    "GatherElements": lambda call, values, shape: (_move_entries if values[1].constant else gathered_elements)(
+        call, values, shape
+    ),
     "GatherND": _move_entries,
     "Pad": _pad,
     "Reshape": _same_entries,

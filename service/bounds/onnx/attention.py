@@ -110,9 +110,7 @@ def _mask(call: Call, mask: Value | None) -> Mask:
 
 
 def _padding(call: Call, mask: Value | None) -> Mask:
-    """Return the same of a mask of keys, ``(batch, keys)`` or ``(batch, queries, keys)``, with 0 at those that are left
-    out.
-    """
+    """Return the same of a mask of keys, ``(batch, keys)`` or ``(batch, queries, keys)``, with 0 at those left out."""
     if mask is None:
         return None
     if mask.array is None or mask.array.ndim not in (2, 3):

@@ -14,16 +14,8 @@ from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
 from service.bounds.onnx.whole_numbers import TYPES, WHOLE
+from service.bounds.operators.choice import chosen
 from service.bounds.operators.conversion import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
-from service.bounds.operators.where import chosen
-
-
-def _same(call: Call, values: Values, shape: Shape) -> Tensor:
-    return values[0].float
-
-
-def _mean_of(call: Call, values: Values, shape: Shape) -> Tensor:
-    return reduce(torch.add, aligned(values)) / len(values)
 
 
 def _cast(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -53,48 +45,17 @@ def _within_type(x: Tensor, cut: Tensor, end: float) -> Tensor:
     return chosen(end - x, chosen(x - before, cut, least), least)
 
 
-def _prelu(call: Call, values: Values, shape: Shape) -> Tensor:
-    x, slope = aligned(values)
-    return slope * x + (1 - slope) * torch.relu(x)  # one ReLU: nothing is lost
-
-
-def _celu(call: Call, values: Values, shape: Shape) -> Tensor:
-    return functional.celu(values[0].float, float(call.attributes.get("alpha", 1.0)))
-
-
-def _swish(call: Call, values: Values, shape: Shape) -> Tensor:
-    x = values[0].float
-    return x * torch.sigmoid(float(call.attributes.get("alpha", 1.0)) * x)
-
-
-def _selu(call: Call, values: Values, shape: Shape) -> Tensor:
-    alpha = float(call.attributes.get("alpha", 1.67326319217681884765625))
-    return functional.elu(values[0].float, alpha) * float(call.attributes.get("gamma", 1.05070102214813232421875))
-
-
-def _hard_sigmoid(call: Call, values: Values, shape: Shape) -> Tensor:
-    slope, middle = float(call.attributes.get("alpha", 0.2)), float(call.attributes.get("beta", 0.5))
-    return (slope * values[0].float + middle).clamp(0, 1)
-
-
 def _clip(call: Call, values: Values, shape: Shape) -> Tensor:
     lowest, highest = number(call, values, 1, "min"), number(call, values, 2, "max")
     x = values[0].float
     return x if lowest is None and highest is None else x.clamp(lowest, highest)
 
 
-def _shrink(call: Call, values: Values, shape: Shape) -> Tensor:
+def _shrink(x: Tensor, at: float, bias: float) -> Tensor:
     """Return the operator as two ReLUs, where it has no jump."""
-    at, bias = float(call.attributes.get("lambd", 0.5)), float(call.attributes.get("bias", 0.0))
-    x = values[0].float
     if at == bias >= 0:
         return torch.relu(x - at) - torch.relu(-x - at)
     return chosen(-x - at, x + bias, chosen(x - at, x - bias, _zero(x)))
-
-
-def _thresholded_relu(call: Call, values: Values, shape: Shape) -> Tensor:
-    x = values[0].float
-    return chosen(x - float(call.attributes.get("alpha", 1.0)), x, _zero(x))
 
 
 def _remainder(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -122,22 +83,26 @@ CONVERTERS: Mapping[str, Converter] = {
     "Atanh": entrywise(lambda x: ((1 + x).log() - (1 - x).log()) / 2),
     "Cast": _cast,
     "Ceil": entrywise(torch.ceil),
-    "Celu": _celu,
+    "Celu": entrywise(functional.celu, alpha=1.0),
     "Clip": _clip,
     "Cosh": entrywise(torch.cosh),
-    "Dropout": _same,
-    "HardSigmoid": _hard_sigmoid,
-    "Identity": _same,
-    "Mean": _mean_of,
+    "Dropout": entrywise(lambda x: x),
+    "HardSigmoid": entrywise(lambda x, slope, middle: (slope * x + middle).clamp(0, 1), alpha=0.2, beta=0.5),
+    "Identity": entrywise(lambda x: x),
+    "Mean": lambda call, values, shape: reduce(torch.add, aligned(values)) / len(values),
     "Min": of_two(torch.minimum),
     "Mod": _remainder,
-    "PRelu": _prelu,
+    "PRelu": of_two(lambda x, slope: slope * x + (1 - slope) * torch.relu(x)),  # one ReLU: nothing is lost
     "Round": entrywise(torch.round),
-    "Selu": _selu,
-    "Shrink": _shrink,
+    "Selu": entrywise(
+        lambda x, alpha, gamma: functional.elu(x, alpha) * gamma,
+        alpha=1.67326319217681884765625,
+        gamma=1.05070102214813232421875,
+    ),
+    "Shrink": entrywise(_shrink, lambd=0.5, bias=0.0),
     "Sinh": entrywise(torch.sinh),
     "Softsign": entrywise(lambda x: x / (1 + x.abs())),
-    "Swish": _swish,
-    "ThresholdedRelu": _thresholded_relu,
+    "Swish": entrywise(lambda x, alpha: x * torch.sigmoid(alpha * x), alpha=1.0),
+    "ThresholdedRelu": entrywise(lambda x, alpha: chosen(x - alpha, x, _zero(x)), alpha=1.0),
     "Tan": entrywise(lambda x: x.sin() / x.cos()),
 }

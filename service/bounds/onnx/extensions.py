@@ -1,11 +1,9 @@
-"""Converters of operators beyond ONNX's own: onnxruntime's fused ones, and those of scikit-learn's models.
-
-``load`` compares each with onnxruntime, which runs them as they are.
-"""
+"""Converters of onnxruntime's fused operators, and scikit-learn's; ``load`` compares each with onnxruntime."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,12 +12,17 @@ from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
 from service.bounds.onnx.selecting import looked_up, place_of_largest
-from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, aligned, optional
-
-
-def _bias_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
-    x, bias = aligned(values)
-    return functional.gelu(x + bias)
+from service.bounds.operators.conversion import (
+    Call,
+    Converter,
+    Shape,
+    Value,
+    Values,
+    aligned,
+    entrywise,
+    of_two,
+    optional,
+)
 
 
 def _fast_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -27,15 +30,6 @@ def _fast_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
     x = values[0].float if bias is None else sum(aligned([values[0], bias]))
     assert isinstance(x, Tensor)
     return functional.gelu(x, approximate="tanh")
-
-
-def _gelu(call: Call, values: Values, shape: Shape) -> Tensor:
-    return functional.gelu(values[0].float)
-
-
-def _quick_gelu(call: Call, values: Values, shape: Shape) -> Tensor:
-    x = values[0].float
-    return x * torch.sigmoid(float(call.attributes.get("alpha", 1.702)) * x)
 
 
 def _fused_product(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -56,18 +50,10 @@ def _transposed(value: Value) -> Value:
     return Value(shape, value.float.transpose(-1, -2), value.array)
 
 
-def _skip_layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
-    """Normalise a sum; the fourth output is the sum itself."""
-    return _normalised_sum(call, values, shape, (2, 3, 4), centred=True)
-
-
-def _skip_rms_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
-    return _normalised_sum(call, values, shape, (2, None, 3), centred=False)
-
-
 def _normalised_sum(
-    call: Call, values: Values, shape: Shape, places: tuple[int, int | None, int], *, centred: bool
+    places: tuple[int, int | None, int], centred: bool, call: Call, values: Values, shape: Shape
 ) -> list[Tensor]:
+    """Normalise a sum, which is the fourth output; ``places`` are those of weight, bias and a third summand."""
     weight, bias, beside = (None if place is None else optional(values, place) for place in places)
     if any(call.outputs[1:3]):
         raise call.refuse("its mean and its deviation are not supported")
@@ -86,10 +72,6 @@ def _scaler(call: Call, values: Values, shape: Shape) -> Tensor:
     x = values[0].float
     offset, scale = (_listed(call, name, x) for name in ("offset", "scale"))
     return (x - offset) * scale
-
-
-def _linear_regressor(call: Call, values: Values, shape: Shape) -> Tensor:
-    return _transformed(call, _scores(call, values, int(call.attributes.get("targets", 1))))
 
 
 def _linear_classifier(call: Call, values: Values, shape: Shape) -> list[Tensor]:
@@ -147,21 +129,19 @@ def _normalizer(call: Call, values: Values, shape: Shape) -> Tensor:
     raise call.refuse(f"norm {norm!r}; L1, L2 and MAX are supported")
 
 
-def _binarizer(call: Call, values: Values, shape: Shape) -> Tensor:
-    return positive(values[0].float - float(call.attributes.get("threshold", 0.0)))
-
-
 CONVERTERS: Mapping[str, Converter] = {
-    "ai.onnx.ml.Binarizer": _binarizer,
+    "ai.onnx.ml.Binarizer": entrywise(lambda x, threshold: positive(x - threshold), threshold=0.0),
     "ai.onnx.ml.LinearClassifier": _linear_classifier,
-    "ai.onnx.ml.LinearRegressor": _linear_regressor,
+    "ai.onnx.ml.LinearRegressor": lambda call, values, shape: _transformed(
+        call, _scores(call, values, int(call.attributes.get("targets", 1)))
+    ),
     "ai.onnx.ml.Normalizer": _normalizer,
     "ai.onnx.ml.Scaler": _scaler,
-    "com.microsoft.BiasGelu": _bias_gelu,
+    "com.microsoft.BiasGelu": of_two(lambda x, bias: functional.gelu(x + bias)),
     "com.microsoft.FastGelu": _fast_gelu,
     "com.microsoft.FusedMatMul": _fused_product,
-    "com.microsoft.Gelu": _gelu,
-    "com.microsoft.QuickGelu": _quick_gelu,
-    "com.microsoft.SkipLayerNormalization": _skip_layer_norm,
-    "com.microsoft.SkipSimplifiedLayerNormalization": _skip_rms_norm,
+    "com.microsoft.Gelu": entrywise(functional.gelu),
+    "com.microsoft.QuickGelu": entrywise(lambda x, alpha: x * torch.sigmoid(alpha * x), alpha=1.702),
+    "com.microsoft.SkipLayerNormalization": partial(_normalised_sum, (2, 3, 4), True),
+    "com.microsoft.SkipSimplifiedLayerNormalization": partial(_normalised_sum, (2, None, 3), False),
 }

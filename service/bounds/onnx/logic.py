@@ -8,8 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.bounds.operators.conversion import Call, Converted, Converter, Shape, Value, Values, aligned
-from service.bounds.operators.where import chosen
+from service.bounds.operators.choice import chosen
+from service.bounds.operators.conversion import (
+    Call,
+    Converted,
+    Converter,
+    Shape,
+    Value,
+    Values,
+    aligned,
+    entrywise,
+    of_two,
+)
 
 Pair = Callable[[Tensor, Tensor], Tensor]
 MOST_WHOLE = 2**24
@@ -19,21 +29,6 @@ MOST_WHOLE = 2**24
 def positive(x: Tensor) -> Tensor:
     """Return 1 where a value is above 0, and else 0."""
     return chosen(x, *(torch.full((), number, dtype=x.dtype, device=x.device) for number in (1.0, 0.0)))
-
-
-def _sign(call: Call, values: Values, shape: Shape) -> Tensor:
-    x = values[0].float
-    return positive(x) - positive(-x)
-
-
-def _compared(function: Pair) -> Converter:
-    """Return the converter of a comparison, by the sign of a difference."""
-
-    def convert(call: Call, values: Values, shape: Shape) -> Tensor:
-        left, right = aligned(values)
-        return function(left, right)
-
-    return convert
 
 
 def _convert_pair(function: Pair) -> Converter:
@@ -60,10 +55,6 @@ def _equal(call: Call, values: Values, shape: Shape) -> Converted:
     return _convert_pair(are_equal)(call, values, shape)
 
 
-def _negation(call: Call, values: Values, shape: Shape) -> Tensor:
-    return 1 - values[0].float
-
-
 def _truth(value: Value, like: Tensor) -> Value:
     """Return a constant of truths as numbers."""
     if value.tensor is not None or value.array is None:
@@ -74,11 +65,6 @@ def _truth(value: Value, like: Tensor) -> Value:
 def _answered(found: Tensor, like: Tensor) -> Tensor:
     yes, no = (torch.full((), number, dtype=like.dtype, device=like.device) for number in (1.0, 0.0))
     return torch.where(found, yes, no)
-
-
-def _is_nan(call: Call, values: Values, shape: Shape) -> Tensor:
-    x = values[0].float
-    return _answered(torch.isnan(x), x)
 
 
 def _is_infinite(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -92,14 +78,14 @@ def _is_infinite(call: Call, values: Values, shape: Shape) -> Tensor:
 CONVERTERS: Mapping[str, Converter] = {
     "And": _convert_pair(lambda x, y: x * y),
     "Equal": _equal,
-    "Greater": _compared(lambda x, y: positive(x - y)),
-    "GreaterOrEqual": _compared(lambda x, y: 1 - positive(y - x)),
+    "Greater": of_two(lambda x, y: positive(x - y)),
+    "GreaterOrEqual": of_two(lambda x, y: 1 - positive(y - x)),
     "IsInf": _is_infinite,
-    "IsNaN": _is_nan,
-    "Less": _compared(lambda x, y: positive(y - x)),
-    "LessOrEqual": _compared(lambda x, y: 1 - positive(x - y)),
-    "Not": _negation,
+    "IsNaN": entrywise(lambda x: _answered(torch.isnan(x), x)),
+    "Less": of_two(lambda x, y: positive(y - x)),
+    "LessOrEqual": of_two(lambda x, y: 1 - positive(x - y)),
+    "Not": entrywise(lambda x: 1 - x),
     "Or": _convert_pair(lambda x, y: x + y - x * y),
-    "Sign": _sign,
+    "Sign": entrywise(lambda x: positive(x) - positive(-x)),
     "Xor": _convert_pair(lambda x, y: x + y - 2 * x * y),
 }

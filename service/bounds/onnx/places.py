@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
+from service.bounds.operators.choice import chosen
 from service.bounds.operators.conversion import Call, ChosenPlaces, Shape, Value, Values
-from service.bounds.operators.where import chosen
 
 MOST_PAIRS, MOST_PLACED = 2**12, 2**22
 """The most pairs of entries in a row that are compared, and the most entries that may be put somewhere."""
@@ -106,7 +106,9 @@ def scattered(
     if any(own != length for axis, (own, length) in enumerate(zip(indices.shape, shape, strict=True)) if axis != dim):
         raise call.refuse("its indices depend on the input, and leave out entries of other dimensions than its axis")
     _check(call, indices.shape[dim] * prod(shape))
-    reduced = (reductions | {"none": _replaced, "add": torch.add})[str(call.attributes.get("reduction", "none"))]
+    reduced = (reductions | {"none": lambda old, new: new, "add": torch.add})[
+        str(call.attributes.get("reduction", "none"))
+    ]
     truths = _truths(indices, shape[dim])
     found, every = (each.float if not each.constant else each.float.unsqueeze(0) for each in (data, updates))
     for index in range(indices.shape[dim]):
@@ -114,10 +116,6 @@ def scattered(
         update = every.narrow(dim + 1, index, 1).expand(-1, *shape)
         found = chosen(here - 0.5, reduced(found, update).expand(-1, *shape), found)
     return found
-
-
-def _replaced(old: Tensor, new: Tensor) -> Tensor:
-    return new
 
 
 def _check(call: Call, entries: int) -> None:

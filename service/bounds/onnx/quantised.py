@@ -144,9 +144,7 @@ def _numbers(value: Value, like: Tensor) -> Tensor:
 
 
 def _parameter(call: Call, value: Value, like: Tensor, rank: int, along: tuple[int, ...]) -> Tensor:
-    """Return a scale or a zero point as it broadcasts with values of so many dimensions; several have shape
-    ``along``.
-    """
+    """Return a scale or zero point as it broadcasts with values of so many dimensions, along one if several."""
     found = _numbers(value, like)
     if not value.constant:
         if any(length != 1 for length in value.shape):

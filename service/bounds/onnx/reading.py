@@ -47,9 +47,7 @@ _NUMERIC = "biufV"
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """Describes a model. ``shapes`` has every value that a call reads or writes, for a batch of one; ``constants`` has
-    values.
-    """
+    """Describes a model: ``shapes`` of every value that a call uses, for a batch of one, values of ``constants``."""
 
     calls: Sequence[Call]
     constants: Mapping[str, Array]
@@ -112,9 +110,7 @@ class Runtime:
 
 
 def parse(data: bytes) -> onnx.ModelProto:
-    """Return the model of a file's content. Raises :class:`UnsupportedModelError` if it is not one that can be
-    read.
-    """
+    """Return the model of a file's content. Raises :class:`UnsupportedModelError` if it is not one that can be read."""
     try:
         return parse_file(data)
     except OnnxError as error:

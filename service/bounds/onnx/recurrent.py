@@ -194,8 +194,4 @@ def _gru(call: Call, values: Values, shape: Shape) -> Converted:
     return _converter(cell, 1)(call, values, shape)
 
 
-CONVERTERS: Mapping[str, Converter] = {
-    "GRU": _gru,
-    "LSTM": _converter(lstm, 2),
-    "RNN": _converter(rnn, 1),
-}
+CONVERTERS: Mapping[str, Converter] = {"GRU": _gru, "LSTM": _converter(lstm, 2), "RNN": _converter(rnn, 1)}

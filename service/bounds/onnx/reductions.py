@@ -11,11 +11,7 @@ from torch.nn import functional
 from service.bounds.operators.conversion import Call, Converter, Shape, Values, axis, integers, repeated
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] = _same) -> Converter:
+def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] = lambda x: x) -> Converter:
     """Return the converter of a reduction; ``of_one`` is that of one number, where no dimension is reduced."""
 
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -29,15 +25,8 @@ def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] =
     return convert
 
 
-def _extreme(largest: bool) -> Converter:
-    reduced = torch.amax if largest else torch.amin
-    return _total(lambda x, dim, keepdim: reduced(x, dim=dim, keepdim=keepdim))
-
-
 def along_axis(function: Callable[[Tensor, int], Tensor]) -> Callable[[Call, Values, Shape], Tensor]:
-    """Return the converter of a function ``(x, dimension)`` along an axis, which before opset 13 is over all dimensions
-    from the axis on.
-    """
+    """Return the converter of a function ``(x, dimension)`` along an axis; before opset 13, along all from there on."""
 
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
         x, rank = values[0].float, len(shape)
@@ -105,9 +94,7 @@ def _rms_norm(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Normalise groups of channels of images ``(batch, channels, …)``; scale and bias are per group before opset 21,
-    then per channel.
-    """
+    """Normalise groups of an image's channels; scale and bias are per group before opset 21, then per channel."""
     groups, eps = int(call.attributes["num_groups"]), float(call.attributes.get("epsilon", 1e-5))
     if not all(value.constant for value in values[1:]):
         raise call.refuse("its scale or its bias depends on the input")
@@ -156,9 +143,9 @@ CONVERTERS: Mapping[str, Converter] = {
     "ReduceL2": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim).sqrt(), torch.abs),
     "ReduceLogSum": _total(lambda x, dim, keepdim: x.sum(dim=dim, keepdim=keepdim).log(), torch.log),
     "ReduceLogSumExp": _total(torch.logsumexp),
-    "ReduceMax": _extreme(True),
+    "ReduceMax": _total(torch.amax),
     "ReduceMean": _total(torch.mean),
-    "ReduceMin": _extreme(False),
+    "ReduceMin": _total(torch.amin),
     "ReduceProd": _total(_product),
     "ReduceSum": _total(torch.sum),
     "ReduceSumSquare": _total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim), torch.square),

@@ -1,6 +1,4 @@
-"""Converters of updates. At constant places they are linear in what is updated and in what it becomes, but for extremes
-and products.
-"""
+"""Converters of updates: at constant places linear in old and new values, but for extremes and products."""
 
 from __future__ import annotations
 

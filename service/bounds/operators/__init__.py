@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.bounds.graph import Graph, UnsupportedModelError
-from service.bounds.operators.abs import Absolute
-from service.bounds.operators.add import Addition, Subtraction
-from service.bounds.operators.asinh import InverseHyperbolicSine
-from service.bounds.operators.atan import ArcTangent
+from service.bounds.operators.add import Addition, Negation, Subtraction
 from service.bounds.operators.base import AccumulatingOperator, Collective, LinearOperator, NonlinearOperator, Operator
-from service.bounds.operators.cat import Concatenate
-from service.bounds.operators.choice import UndecidedWhere
+from service.bounds.operators.choice import UndecidedWhere, Where
 from service.bounds.operators.collectives import (
     CopyToGroup,
     GatherFromGroup,
@@ -21,35 +17,26 @@ from service.bounds.operators.collectives import (
     ScatterToGroup,
 )
 from service.bounds.operators.convolution import Convolution
-from service.bounds.operators.elu import Elu
-from service.bounds.operators.erf import ErrorFunction
-from service.bounds.operators.exp import Exponential
-from service.bounds.operators.expand import Expand
-from service.bounds.operators.floor import Floor
-from service.bounds.operators.gelu import Gelu
-from service.bounds.operators.hardswish import HardSwish
+from service.bounds.operators.elementary import (
+    ArcTangent,
+    ErrorFunction,
+    Exponential,
+    InverseHyperbolicSine,
+    Logarithm,
+    Sigmoid,
+    Tanh,
+)
 from service.bounds.operators.linear import AddMatrixProduct, Linear
-from service.bounds.operators.log import Logarithm
 from service.bounds.operators.matmul import MatrixFromLeft, MatrixOfTwo, MatrixProduct, TwoDimensionalProduct
 from service.bounds.operators.maximum import Maximum
-from service.bounds.operators.mish import Mish
+from service.bounds.operators.moves import Concatenate, Expand, Pad, Permute, Reshape, Select, Slice
 from service.bounds.operators.mul import Multiple, Product, Quotient
-from service.bounds.operators.neg import Negation
-from service.bounds.operators.number_test import NumberTest
-from service.bounds.operators.pad import Pad
-from service.bounds.operators.permute import Permute
 from service.bounds.operators.power import Power, Reciprocal, ReciprocalSquareRoot, SquareRoot
-from service.bounds.operators.relu import LeakyRelu, Relu
-from service.bounds.operators.reshape import Reshape
-from service.bounds.operators.sigmoid import Sigmoid
-from service.bounds.operators.silu import Silu
+from service.bounds.operators.rectifiers import Elu, Gelu, HardSwish, Mish, Silu, Softplus
+from service.bounds.operators.relu import Absolute, LeakyRelu, Relu
 from service.bounds.operators.sin import Cosine, Sine
-from service.bounds.operators.slice import Select, Slice
-from service.bounds.operators.softplus import Softplus
-from service.bounds.operators.stepped import Stepped
+from service.bounds.operators.stepped import Floor, NumberTest, Stepped
 from service.bounds.operators.sum import Mean, Sum
-from service.bounds.operators.tanh import Tanh
-from service.bounds.operators.where import Where
 
 
 def by_overload(*operators: Operator) -> Mapping[str, Operator]:

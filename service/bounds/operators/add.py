@@ -18,9 +18,9 @@ from service.bounds.linear.propagation import InitialRows, Propagated, backward_
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches
 from service.bounds.operators.allowance import Roundings, has_constant, largest, repeats
-from service.bounds.operators.base import LinearOperator
+from service.bounds.operators.base import ExactOperator, LinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
-from service.bounds.operators.conversion import Converter, of_two
+from service.bounds.operators.conversion import Converter, entrywise, of_two
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, magnitude, widened
@@ -142,3 +142,16 @@ def _products(coefficients: Tensor, constant: Tensor, is_finite: bool) -> Tensor
     total = coefficients @ torch.where(finite, constant, 0.0)
     is_lost = (coefficients.ne(0) & ~finite).any(dim=2)
     return total.masked_fill(is_lost, -torch.inf)
+
+
+class Negation(Elementwise, ExactOperator):
+    """``−x``."""
+
+    overloads = ("aten.neg.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Neg": entrywise(torch.neg)}
+
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        return scaled_by(inputs[0], -1.0)
+
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((-coefficients,))

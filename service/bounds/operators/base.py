@@ -21,9 +21,8 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated
 from service.bounds.linear.rows.patches import Pair, image_of
 from service.bounds.operators.allowance import Roundings, backward_error
-from service.bounds.operators.broadcasting import unbroadcast
+from service.bounds.operators.broadcasting import dimension_of, unbroadcast
 from service.bounds.operators.conversion import Converter
-from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.operators.stretches import LARGE, stretch_of_matrix
@@ -64,16 +63,12 @@ class Operator(ABC):
         return self.always_mixes
 
     def stretch(self, node: Node) -> float:
-        """Return a Lipschitz constant: the distance of two outputs is at most this times that of their inputs, all of
-        them as one vector, both Euclidean. Infinite where none is known.
-        """
+        """Return a Lipschitz constant of the output by all inputs in one, both Euclidean; infinite if unknown."""
         return inf
 
     @abstractmethod
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        """Return the cut of the output from those of all inputs, by name; :class:`Whole` if ranks would have to
-        communicate.
-        """
+        """Return the cut of the output from those of the inputs, by name; :class:`Whole` if ranks would communicate."""
 
     def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
         """Return one rank's arguments when the output is divided by ``cut``."""
@@ -84,9 +79,7 @@ class Operator(ABC):
         return None
 
     def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
-        """Return height and width at an input of a row that is in such a patch at the output; ``None`` for a whole
-        row.
-        """
+        """Return an input's height and width of a row in such a patch at the output; ``None`` for a whole row."""
         by_entry = not self.mixes(node) or len(node.inputs) > 1
         return patch if by_entry and image_of(node.input_shapes[index]) == image_of(node.shape) else None
 
@@ -96,16 +89,11 @@ class Operator(ABC):
 
     @abstractmethod
     def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        """Return bounds of the output in real arithmetic: the interval with an allowance for the rounding of
-        float64.
-        """
+        """Return bounds of the output in real arithmetic: the interval, with an allowance for float64's rounding."""
 
 
 class LinearOperator(BackwardRules, Operator):
-    """An operator that is affine in its variable inputs.
-
-    ``is_fresh``: :meth:`backward` returns one tensor that nothing else holds, so that more may be added to it.
-    """
+    """An operator that is affine in its variable inputs. ``is_fresh``: :meth:`backward`'s result is held nowhere."""
 
     is_fresh: ClassVar[bool] = False
 
@@ -130,18 +118,14 @@ class LinearOperator(BackwardRules, Operator):
         """Return how often :meth:`backward` rounds on the way to a coefficient and to the bias."""
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
-        """Return the computed :meth:`interval` so that it holds in real arithmetic; unchanged if nothing is
-        rounded.
-        """
+        """Return the computed :meth:`interval` so that it holds in real arithmetic; unchanged if nothing is rounded."""
         return computed
 
     def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return self.widened(node, inputs, self.interval(node, inputs, tp_group), tp_group).without_nan()
 
     def error(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> tuple[Tensor, Tensor]:
-        """Return the rounding error of :meth:`backward`, see
-        :func:`~service.bounds.operators.allowance.backward_error`.
-        """
+        """Return the rounding error of :meth:`backward`, see :func:`~.allowance.backward_error`."""
         roundings = self.roundings(node)
         coefficient = roundings.on_an_input(tp_group.axis.size)
         return backward_error(
@@ -161,9 +145,7 @@ class LinearOperator(BackwardRules, Operator):
         return None if rule is None else rule(self, node, rows, tp_group)
 
     def backward_in_ascent(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Return :meth:`backward` with a gradient that may be rounded: it only decides where to look for better
-        relaxations.
-        """
+        """Return :meth:`backward` with a gradient that may be rounded: it only looks for better relaxations."""
         return self.backward(node, coefficients, tp_group)
 
 
@@ -199,6 +181,9 @@ class Collective(LinearOperator):
         return Whole("it is itself where values are divided or put together")
 
     @abstractmethod
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        """Propagate like ``backward`` rows that each rank has of its own; all ranks get all rows, in rank order."""
+
     def backward_across_ranks(
         self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
     ) -> tuple[Propagated, bool]:
@@ -207,6 +192,7 @@ class Collective(LinearOperator):
 
         In a ``divided`` traversal each rank continues with a share of the common rows outside regions.
         """
+        return (self.backward_own if own else self.backward)(node, coefficients, tp_group), False
 
 
 class NonlinearOperator(Operator):
@@ -239,9 +225,7 @@ class NonlinearOperator(Operator):
 
     @abstractmethod
     def pieces(self, node: Node) -> TwoPieces | None:
-        """Return the function's two straight pieces, one of which remains after a split where they meet;
-        ``None`` for any other function.
-        """
+        """Return the function's two straight pieces, one of which remains after a split where they meet, if any."""
 
     def breakpoint(self, node: Node, position: int) -> float | None:
         """Return the point at which a split of the input ``position`` leaves nothing to relax, if it exists."""
@@ -249,9 +233,7 @@ class NonlinearOperator(Operator):
         return pieces.breakpoint if pieces is not None and position == 0 else None
 
     def piece(self, node: Node, inputs: Sequence[Tensor], above: Tensor) -> Tensor:
-        """Return the function of ``inputs`` on one side of :meth:`breakpoint` of the first, ``above`` it or not; for an
-        operator that has one.
-        """
+        """Return the function of ``inputs`` where the first is ``above`` its :meth:`breakpoint`, or not."""
         pieces = self.pieces(node)
         assert pieces is not None
         return inputs[0] * torch.where(above, 1.0, pieces.slope).to(inputs[0])
@@ -270,6 +252,4 @@ class NonlinearOperator(Operator):
 
     @abstractmethod
     def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
-        """Return, for each input, its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the
-        relaxation.
-        """
+        """Return each input's entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the relaxation."""

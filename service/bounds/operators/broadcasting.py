@@ -1,4 +1,4 @@
-"""Operands that are broadcast to an operator's output."""
+"""Operands that are broadcast to the output of an operator, and dimensions counted with the batch."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def operand(node: Node, argument: str, like: Tensor) -> Tensor:
     if tensor.ndim > len(node.shape):
         tensor = tensor.squeeze(0)
     return tensor.to(like.dtype).expand(node.shape)
+
+
+def dimension_of(node: Node) -> int:
+    """Return the node's ``dim``, counted from 0 with the batch."""
+    dimension = int(node.arguments["dim"])
+    return dimension if dimension >= 0 else dimension + len(node.shape) + 1

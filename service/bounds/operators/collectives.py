@@ -11,7 +11,7 @@ a reduce-scatter and an all-gather. Those two never leave a region, and backward
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,31 +22,15 @@ from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators.allowance import Propagate, signs_kept
 from service.bounds.operators.base import Collective, Crossing
-from service.bounds.operators.dimensions import dimension_of
+from service.bounds.operators.broadcasting import dimension_of
 from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, widened
 
 
-class _EnteringCollective(Collective):
-    """A collective into a tensor-parallel region. Backward it ends one."""
+class Begin(Collective):
+    """A collective at the beginning of a region. A pass may leave it with the rows divided over the ranks."""
 
     crossing = Crossing.ENTER
-
-    @abstractmethod
-    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate like ``backward``, but every rank brings rows of its own instead of its part of common rows.
-
-        The result has all ranks' rows, in rank order, on all ranks.
-        """
-
-    def backward_across_ranks(
-        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
-    ) -> tuple[Propagated, bool]:
-        return (self.backward_own if own else self.backward)(node, coefficients, tp_group), False
-
-
-class Begin(_EnteringCollective):
-    """A collective at the beginning of a region. A pass may leave it with the rows divided over the ranks."""
 
     @abstractmethod
     def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
@@ -62,21 +46,6 @@ class Begin(_EnteringCollective):
         if divided:
             return (self.backward_kept if own else self.backward_divided)(node, coefficients, tp_group), True
         return super().backward_across_ranks(node, coefficients, tp_group, own, divided)
-
-
-class End(Collective):
-    """A collective at the end of a region. A pass may come with the rows divided over the ranks."""
-
-    crossing = Crossing.LEAVE
-
-    @abstractmethod
-    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Propagate the rows of all ranks, in rank order, like ``backward``; each rank brings its own."""
-
-    def backward_across_ranks(
-        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
-    ) -> tuple[Propagated, bool]:
-        return (self.backward_divided if own else self.backward)(node, coefficients, tp_group), False
 
 
 class CopyToGroup(Begin):
@@ -111,10 +80,11 @@ def _widened_by_rank(inputs: Sequence[Interval], computed: Interval, propagate: 
     return signs_kept(inputs, widened(computed, sizes.lower * factor + lost, sizes.upper * factor + lost), propagate)
 
 
-class ReduceFromGroup(End):
+class ReduceFromGroup(Collective):
     """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
 
     overloads = ("trivet.reduce_from_group.default",)
+    crossing = Crossing.LEAVE
     always_mixes = True
     adds_up = False
 
@@ -125,7 +95,7 @@ class ReduceFromGroup(End):
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.enter(coefficients),))
 
-    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.join(coefficients, 1),))
 
     @backward_rule(IdentityRows)
@@ -136,22 +106,21 @@ class ReduceFromGroup(End):
         return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
 
-class GatherFromGroup(End):
+class GatherFromGroup(Collective):
     """A region ends with the ranks' values side by side; each rank keeps the coefficients of its own."""
 
     overloads = ("trivet.gather_from_group.default",)
+    crossing = Crossing.LEAVE
     adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.gather(ends, dimension_of(node) + 1).unbind()
-        return Interval(lower, upper)
+        return _side_by_side(node, inputs[0], tp_group.gather)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.own(coefficients, dimension_of(node) + 1),))
 
-    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), dimension_of(node) + 1, tp_group),))
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return _join_mine(node, coefficients, tp_group)
 
 
 class ScatterToGroup(Begin):
@@ -176,7 +145,7 @@ class ScatterToGroup(Begin):
         return Propagated((_in_place(node, coefficients, tp_group),))
 
 
-class GatherWithReduce(_EnteringCollective):
+class GatherWithReduce(Collective):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
 
     overloads = ("trivet.gather_with_reduce_from_group.default",)
@@ -184,18 +153,16 @@ class GatherWithReduce(_EnteringCollective):
     adds_up = True
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = tp_group.join(ends, dimension_of(node) + 1).unbind()
-        return Interval(lower, upper)
+        return _side_by_side(node, inputs[0], tp_group.join)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.own_sum(coefficients, dimension_of(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((_mine(tp_group.join(coefficients, 1), dimension_of(node) + 1, tp_group),))
+        return _join_mine(node, coefficients, tp_group)
 
 
-class ReduceScatter(_EnteringCollective):
+class ReduceScatter(Collective):
     """Each rank's slice of the sum of all ranks' partial values; backward the slices' coefficients side by side."""
 
     overloads = ("trivet.reduce_scatter_to_group.default",)
@@ -218,10 +185,16 @@ class ReduceScatter(_EnteringCollective):
         return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
 
-def _mine(whole: Tensor, dim: int, tp_group: RankGroup) -> Tensor:
-    """Return this rank's slice of its own tensor, so that gradients stay on the rank."""
+def _side_by_side(node: Node, ends: Interval, gather: Callable[[Tensor, int], Tensor]) -> Interval:
+    lower, upper = gather(torch.stack([ends.lower, ends.upper]), dimension_of(node) + 1).unbind()
+    return Interval(lower, upper)
+
+
+def _join_mine(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+    """Join all ranks' rows, and keep this rank's slice of them: of its own tensor, so that gradients stay here."""
+    whole, dim = tp_group.join(coefficients, 1), dimension_of(node) + 1
     mine = tp_group.own_range(whole.shape[dim])
-    return whole.narrow(dim, mine.start, mine.stop - mine.start)
+    return Propagated((whole.narrow(dim, mine.start, mine.stop - mine.start),))
 
 
 def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:

@@ -1,7 +1,4 @@
-"""ONNX nodes as converters see them: a call, and values with and without a batch of their own.
-
-An operator that ONNX also has lists its converters, by their ONNX names, in :attr:`Operator.onnx`.
-"""
+"""ONNX nodes as converters see them; operators list theirs by ONNX names in :attr:`Operator.onnx`."""
 
 from __future__ import annotations
 
@@ -75,9 +72,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class ChosenPlaces:
-    """Whole numbers ``(instances, *shape)`` from 0 to n − 1, and truths ``(instances, *shape, n)`` that each is that
-    one.
-    """
+    """Whole numbers ``(instances, *shape)`` below n, and truths ``(instances, *shape, n)``: which one each is."""
 
     numbers: Tensor
     truths: Tensor
@@ -132,9 +127,7 @@ def single(call: Call, value: Value, what: str) -> float:
 
 
 def aligned(values: Sequence[Value]) -> list[Tensor]:
-    """Return tensors that broadcast as the model's values do: those with a batch get as many dimensions as the
-    longest.
-    """
+    """Return tensors that broadcast as the model's values do: those with a batch get the longest's dimensions."""
     rank = max(len(value.shape) for value in values)
     return [
         value.float if value.constant else value.float.reshape(-1, *(1,) * (rank - len(value.shape)), *value.shape)
@@ -152,9 +145,11 @@ def axis(given: int, rank: int) -> int:
     return given % rank + 1
 
 
-def entrywise(function: Callable[[Tensor], Tensor]) -> Converter:
-    """Return the converter of a function of one value."""
-    return lambda call, values, shape: function(values[0].float)
+def entrywise(function: Callable[..., Tensor], **numbers: float) -> Converter:
+    """Return the converter of a function of one value, and of attributes that are ``numbers`` by default."""
+    return lambda call, values, shape: function(
+        values[0].float, *(float(call.attributes.get(name, number)) for name, number in numbers.items())
+    )
 
 
 def of_two(function: Callable[[Tensor, Tensor], Tensor]) -> Converter:

@@ -153,9 +153,7 @@ def _constant(node: Node, coefficients: Tensor) -> Tensor | None:
 
 
 PRODUCTS_FOR_ONE, MATRIX = 1.5, 2**22
-"""The number of products of a matrix that take as long as one of a convolution, on a CPU, and the entries of the
-largest matrix.
-"""
+"""How many products of a matrix take as long as one of a convolution, on a CPU; entries of the largest matrix."""
 _matrices: WeakKeyDictionary[Node, Tensor] = WeakKeyDictionary()
 
 
@@ -198,10 +196,7 @@ def _through_matrices(coefficients: Tensor, matrices: Tensor) -> Tensor:
 def _cropped(
     weight: Tensor, own: tuple[int, ...], shape: tuple[int, ...], geometry: list[Any]
 ) -> tuple[Tensor, list[int]]:
-    """Return a kernel without the part that lies outside the image at every position, and its padding.
-
-    ``own`` is the shape of the outputs, and ``shape`` that of the inputs.
-    """
+    """Return a kernel less what is always outside of the image, and its padding, for ``own`` outputs of ``shape``."""
     stride, padding, dilation, transposed, *_ = geometry
     left = [*padding]
     if transposed or set(dilation) != {1}:
@@ -260,9 +255,7 @@ def _adjoint_of_images(  # noqa: PLR0917 - a convolution has as many
 
 
 def _skipped(own: int, size: int, step: int, pad: int, steps: int, kernel: int) -> int:  # noqa: PLR0917 - one axis
-    """Return how many whole steps of the padding need not be computed on both sides; patches may end early at the far
-    side.
-    """
+    """Return how many whole steps of padding need not be computed on each side; patches may end early at the far."""
     early = size + 2 * pad - kernel - (own - 1) * step
     return max(0, min((pad - early) // step, steps - 1))
 

@@ -30,27 +30,32 @@ Error = Callable[[Tensor, Tensor], Tensor]
 BISECTIONS = 52
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A function, with the error of its evaluation in float64.
+@dataclass(frozen=True, kw_only=True)
+class CurveShape:
+    """Facts of a function, which hold everywhere."""
 
-    ``value_error`` and ``slope_error`` bound the absolute error of the function and of its derivative. Without a
-    derivative the function is straight between ``inflections``. ``stationary`` are the derivative's zeros; ``least``
-    and ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the domain, and ``inside`` is a
-    point of it; tangents are taken at ``first_tangent`` or above.
-    """
+    stationary: tuple[float, ...] = ()
+    """The zeros of the derivative: all, ascending."""
+    inflections: tuple[float, ...] = ()
+    """The points where the derivative stops rising or falling: all, ascending."""
+    least: float = -inf
+    greatest: float = inf
+    defined: Callable[[Interval], Tensor] | None = None
+    """Tells which intervals lie in the domain, all if it is absent: others have no finite bounds."""
+    inside: float = 0.0
+    """A point of the domain."""
+    first_tangent: float = -inf
+    """Rigorous tangents are taken here or above."""
+
+
+@dataclass(frozen=True)
+class Curve(CurveShape):
+    """A function with its evaluation's errors in float64; without a derivative, straight between ``inflections``."""
 
     function: Function
     value_error: Error
     derivative: Function | None = None
     slope_error: Error = lambda z, slope: torch.zeros_like(z)
-    inflections: tuple[float, ...] = ()
-    stationary: tuple[float, ...] = ()
-    least: float = -inf
-    greatest: float = inf
-    defined: Callable[[Interval], Tensor] | None = None
-    inside: float = 0.0
-    first_tangent: float = -inf
 
     def range(self, bounds: Interval) -> Interval:
         """Return the least and the greatest value over each interval; infinite if the function may have none."""
@@ -102,9 +107,7 @@ class Curve:
         return down(height - (self.value_error(z, value) + 4 * UNIT * (line.abs() + height.abs()) + 4 * TINY))
 
     def _tangent(self, derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
-        """Return the least value over ``[start, end]`` of the height's tangent near the point at which the height is
-        level.
-        """
+        """Return the least value over ``[start, end]`` of the height's tangent near where the height is level."""
         point = _level(derivative, start, end, slope, sign).clamp(min=self.first_tangent)
         steep = derivative(point)
         rise = sign * (steep - slope)
@@ -117,9 +120,7 @@ class Curve:
 
 
 def _level(derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
-    """Return about where a monotone derivative equals ``slope``, or the end at which the height is lowest if it
-    nowhere does.
-    """
+    """Return about where a monotone derivative equals ``slope``; if nowhere, the end where the height is lowest."""
     first, last = derivative(start) - slope, derivative(end) - slope
     rising = first < 0
     low, high = start.expand_as(rising), end.expand_as(rising)

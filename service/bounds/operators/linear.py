@@ -1,6 +1,4 @@
-"""``linear`` and ``addmm``: products with a constant matrix along the last dimension, and the code that all such
-products share.
-"""
+"""``linear`` and ``addmm``: products with a constant matrix along the last dimension, and what all such share."""
 
 from __future__ import annotations
 

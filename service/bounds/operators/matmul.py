@@ -120,9 +120,7 @@ class MatrixOfTwo(Bilinear):
         return _MatrixPlanes(bounds[0], bounds[1], node.input_shapes)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        """Return a blend for every product of an entry's sum if they are not too many, else one for the whole
-        sum.
-        """
+        """Return a blend for every product of an entry's sum if they are not too many, else one for the whole sum."""
         x, y = bounds
         products = node.size * node.input_shapes[0][-1]
         if products <= MOST_PRODUCTS:

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.activation import Activation
 from service.bounds.operators.conversion import Call, Converter, Shape, Values, entrywise
+from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxation
@@ -78,3 +78,20 @@ class LeakyRelu(PiecewiseActivation):
 
     def pieces(self, node: Node) -> TwoPieces:
         return TwoPieces(float(node.arguments["negative_slope"]))
+
+
+class Absolute(PiecewiseActivation):
+    """``|z|``: two pieces, with slope −1 below 0."""
+
+    overloads = ("aten.abs.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Abs": entrywise(torch.abs)}
+
+    _pieces = TwoPieces(-1.0)
+
+    def pieces(self, node: Node) -> TwoPieces:
+        return self._pieces
+
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        lower, upper = inputs[0].lower, inputs[0].upper
+        least = torch.maximum(lower, -upper).clamp(min=0)
+        return Interval(least, torch.maximum(lower.abs(), upper.abs()))

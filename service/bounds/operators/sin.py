@@ -11,9 +11,9 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.activation import Activation
 from service.bounds.operators.conversion import Converter, entrywise
-from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.curve import LEVEL_SLOPE, Function
+from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.smooth import SmoothFunction
 from service.bounds.operators.table import LineTable
 from service.bounds.rank_group import RankGroup
@@ -27,9 +27,7 @@ class Periodic(Activation):
     around_zero: ClassVar[SmoothFunction]
 
     def shifted(self, bounds: Interval) -> tuple[Interval, Tensor, Tensor, Tensor]:
-        """Return the interval moved by whole periods to around 0, the shift, its rounding error, and the
-        entries that are too wide.
-        """
+        """Return the interval moved by periods to around 0, the shift, its rounding error, and too wide entries."""
         wide = ~(bounds.width <= 2 * pi)
         zero = torch.zeros_like(bounds.lower)
         inner = Interval(torch.where(wide, zero, bounds.lower), torch.where(wide, zero, bounds.upper))
@@ -67,9 +65,7 @@ class Periodic(Activation):
         return self.interval(node, inputs, tp_group).without_nan()
 
     def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        """Return lines around 0, moved back: the shift is a rounded multiple of 2π, and the function no steeper than
-        1.
-        """
+        """Return lines around 0, moved back by a rounded multiple of 2π; the function is no steeper than 1."""
         inner, shift, error, wide = self.shifted(bounds)
         near = self.around_zero.curve.lines(inner, lower_slope, upper_slope)
         assert near.lower_intercept is not None
@@ -107,15 +103,26 @@ def _error(z: Tensor, computed: Tensor) -> Tensor:
     return 16 * UNIT * computed.abs() + 1e-40
 
 
+def _wave(function: Function, derivative: Function, stationary: float, inflection: float) -> SmoothFunction:
+    """Return a wave of period 2π, by one of each kind of its points."""
+    return SmoothFunction(
+        function,
+        derivative,
+        _error,
+        LEVEL_SLOPE,
+        stationary=_multiples(stationary),
+        inflections=_multiples(inflection),
+        least=-1.0,
+        greatest=1.0,
+    )
+
+
 class Sine(Periodic):
     """``aten.sin``."""
 
     overloads = ("aten.sin.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {"Sin": entrywise(torch.sin)}
-
-    around_zero = SmoothFunction(
-        torch.sin, torch.cos, _error, LEVEL_SLOPE, _multiples(pi / 2), _multiples(0.0), least=-1.0, greatest=1.0
-    )
+    around_zero = _wave(torch.sin, torch.cos, pi / 2, 0.0)
 
 
 class Cosine(Periodic):
@@ -123,14 +130,4 @@ class Cosine(Periodic):
 
     overloads = ("aten.cos.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {"Cos": entrywise(torch.cos)}
-
-    around_zero = SmoothFunction(
-        torch.cos,
-        lambda z: -torch.sin(z),
-        _error,
-        LEVEL_SLOPE,
-        _multiples(0.0),
-        _multiples(pi / 2),
-        least=-1.0,
-        greatest=1.0,
-    )
+    around_zero = _wave(torch.cos, lambda z: -torch.sin(z), 0.0, pi / 2)

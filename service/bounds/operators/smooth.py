@@ -7,10 +7,9 @@ points. So any slope, also an optimised one, gives a sound line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import inf
 from typing import ClassVar
 
 import torch
@@ -18,8 +17,8 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.activation import Activation
-from service.bounds.operators.curve import Curve, Error, Function, within
+from service.bounds.operators.curve import Curve, CurveShape, Error, Function, within
+from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.table import LineTable
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Lines, Relaxation
@@ -36,29 +35,15 @@ BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bflo
 
 
 @dataclass(frozen=True)
-class SmoothFunction:
-    """``function`` with its ``derivative``.
-
-    ``value_error`` and ``slope_error`` bound the errors of their float64 evaluations. ``stationary`` are the zeros
-    of the derivative, ``inflections`` the points where it stops rising or falling; both complete and ascending.
-    ``samples`` are extra abscissae at which the slope changes most; they only serve to choose slopes. ``least`` and
-    ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the function's domain (all if it is
-    absent): others have no finite bounds, since the function may have no value there. ``inside`` is a point of the
-    domain. Rigorous tangents are taken at ``first_tangent`` or above.
-    """
+class SmoothFunction(CurveShape):
+    """``function`` with its ``derivative``, and bounds of the errors of their float64 evaluations."""
 
     function: Function
     derivative: Function
     value_error: Error
     slope_error: Error
-    stationary: tuple[float, ...] = ()
-    inflections: tuple[float, ...] = ()
     samples: tuple[float, ...] = ()
-    least: float = -inf
-    greatest: float = inf
-    defined: Callable[[Interval], Tensor] | None = None
-    inside: float = 0.0
-    first_tangent: float = -inf
+    """Extra abscissae at which the slope changes most; they only serve to choose slopes."""
 
     @cached_property
     def curve(self) -> Curve:
@@ -102,10 +87,7 @@ class SmoothFunction:
         return LineTable.of(self.lines(plain, bounds), torch.full_like(bounds.lower, 0.5))
 
     def lines(self, plain: Relaxation, bounds: Interval) -> Relaxation:
-        """Return lines ``(batch, STEPS, *shape)`` that touch the envelopes from one end of the interval to the other.
-
-        The middle ones are the plain ones.
-        """
+        """Return lines ``(batch, STEPS, *shape)`` that touch the envelopes end to end, plain ones in the middle."""
         inside = self._where(self._usable(bounds), bounds)
         points = self._points(inside)
         first, last = _chords(points, self.function(points), inside)
@@ -172,9 +154,7 @@ class SmoothFunction:
         return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 
     def _bracket(self, start: Tensor, end: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a bracket of f′(z) = slope between two points; if there is no solution, the bracket shrinks to an
-        end.
-        """
+        """Return a bracket of f′(z) = slope between two points; without a solution it shrinks to an end."""
         rising = self.derivative(start) < slope
         low, high = start.expand_as(rising), end.expand_as(rising)
         for step in range(-len(self.samples), BISECTIONS[start.dtype]):
@@ -186,10 +166,7 @@ class SmoothFunction:
         return low, high
 
     def _slopes(self, bounds: Interval) -> tuple[Tensor, Tensor]:
-        """Return slopes of the convex and the concave envelope at the interval's middle, over sampled points.
-
-        A line of minimal mean distance touches the envelope there.
-        """
+        """Return slopes of both envelopes at the middle, over samples: lines of minimal mean distance touch there."""
         points, middle = self._points(bounds), bounds.centre
         values = self.function(points)
         lower_slope = upper_slope = self.derivative(middle)
@@ -216,10 +193,7 @@ class SmoothFunction:
 
 @dataclass(frozen=True, eq=False)
 class _Tangents:
-    """Convex or concave entry by entry: one line is the chord, the other touches at a free point of the interval.
-
-    ``plain`` are lines for entries whose interval is not ``usable``.
-    """
+    """Convex or concave by entry: a chord, and a tangent at a free point; ``plain`` lines where not ``usable``."""
 
     smooth: SmoothFunction
     bounds: Interval

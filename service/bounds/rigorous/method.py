@@ -29,10 +29,7 @@ Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RigorousAnalysis:
-    """A network on a batch of boxes, whose bounds all hold in real arithmetic.
-
-    ``backward`` has the intervals and the steps of all nodes; ``bounding`` bounds rows through these.
-    """
+    """A network on boxes, rigorously bounded: ``backward`` has all intervals and steps, ``bounding`` bounds rows."""
 
     backward: RigorousPass
     options: BoundOptions
@@ -143,10 +140,7 @@ def _analysed(
 
 @dataclass(eq=False)
 class _RigorousLayers(LayerArithmetic):
-    """Rows of ``backward``, by ``bounding``, over the reals; every node gets a step of its own.
-
-    All instances have the same rows: those that any of them wants.
-    """
+    """Rows of ``backward``, by ``bounding``, over the reals, the same for all instances; every node gets a step."""
 
     backward: RigorousPass
     intervals: dict[str, Interval]

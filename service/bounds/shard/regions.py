@@ -53,9 +53,7 @@ def regions(graph: Graph, ranks: int) -> list[Region]:
 
 
 def undivided(graph: Graph, found: Sequence[Region], ranks: int) -> Iterator[tuple[Node, Node]]:
-    """Return layers in none of the regions because an operator behind them cannot be divided, each with that
-    operator.
-    """
+    """Return layers in no region because an operator behind them cannot be divided, each with that operator."""
     taken = {name for region in found for name in (*region.cuts, *region.rows)}
     for node in graph.nodes[1:]:
         if node.name not in taken and layer_of(node) is not None:

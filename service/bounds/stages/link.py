@@ -13,11 +13,7 @@ from service.parallel.pipeline.transport import Transport, connect
 
 
 class StageLink:
-    """Messages to the stages beside this one.
-
-    Tensors of any shape and type; both sides must call for the same message. A message has been sent when ``to_…``
-    returns.
-    """
+    """Messages between neighbouring stages, of any shape and type that both call for; ``to_…`` returns when sent."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
         """Every rank of the job makes one at the same point."""

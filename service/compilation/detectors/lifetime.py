@@ -29,7 +29,8 @@ def _messages(usage: Usage) -> Iterator[str]:
     for site, marks in _group(pending, lambda mark: str(mark.site)).items():
         yield _describe_marks(site, marks)
     unsafe = [each for each in usage.reentries if each.begins]
-    for (module, site, inside), calls in _group(unsafe, _kind).items():
+    places = _group(unsafe, lambda call: (call.module, str(call.site), call.in_backward))
+    for (module, site, inside), calls in places.items():
         yield _called_too_early(module, site, inside, calls)
     for _, reads in _group(usage.reads, lambda each: (_call(each.held), each.site)).items():
         yield _read(reads)
@@ -46,9 +47,7 @@ def _messages(usage: Usage) -> Iterator[str]:
 
 
 def _suspects(observation: Observation) -> Iterator[str]:
-    """Yield a message, if results went wrong, on those that were alive when they were overwritten, and may have
-    been read afterwards.
-    """
+    """Yield a message, if results went wrong, on those that were overwritten while alive, and maybe read later."""
     alive = [each for each in observation.usage.overlapping if each.holders]
     wrong = not all(comparison.passed for comparison in observation.comparisons) or "overwritten" in observation.error
     if alive and wrong:
@@ -67,10 +66,6 @@ def _describe_marks(site: str, marks: list[Mark]) -> str:
         f"({_when(mark.iteration for mark in marks)}): replays overwrite what they have saved, "
         "and gradients are wrong; mark once per optimizer step, when all backwards have run (step_boundary)"
     )
-
-
-def _kind(call: Reentry) -> tuple[str, str, bool]:
-    return call.module, str(call.site), call.in_backward
 
 
 def _called_too_early(module: str, site: str, inside: bool, calls: list[Reentry]) -> str:

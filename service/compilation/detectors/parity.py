@@ -11,9 +11,7 @@ from service.compilation.verdicts import Finding
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
-    """Yield one finding per kind of tensor, for the first iteration in which it went wrong. Noise is one only without
-    any.
-    """
+    """Yield a finding per kind of tensor, for the first iteration in which it went wrong. Noise is one only alone."""
     failed = [each for each in observation.comparisons if not (each.passed or each.is_noisy)]
     for comparison in _first(failed):
         yield Finding("fail_parity", f"{_place(comparison)}: {_how(comparison)}")

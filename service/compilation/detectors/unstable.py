@@ -1,6 +1,4 @@
-"""Reports a run that does not reach the speed of whole graphs: it still compiles when every input shape has been seen,
-or breaks a graph although the spec says ``fullgraph``.
-"""
+"""Reports runs that still compile after every input shape, or break a graph although ``fullgraph`` is asked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Checks whether a captured graph fails when it is compiled. A reproduction's script contains these functions
-unchanged.
-"""
+"""Checks whether a captured graph fails when it is compiled; a reproduction's script has these functions unchanged."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +9,7 @@ import torch
 def evaluate(
     function: Callable[..., Any], inputs: Sequence[Any], dtype: torch.dtype | None = None
 ) -> list[torch.Tensor]:
-    """Return outputs of ``function``, and gradients of their sum for the inputs that require one; in ``dtype`` if
-    given.
-    """
+    """Return outputs of ``function``, and gradients of their sum for inputs that require one, in ``dtype`` if given."""
     given = [fresh(value, dtype) for value in inputs]
     outputs = function(*given)
     found = [value for value in (outputs if isinstance(outputs, tuple | list) else [outputs]) if torch.is_tensor(value)]
@@ -41,9 +37,7 @@ def fresh(value: Any, dtype: torch.dtype | None) -> Any:
 def difference(
     function: Callable[..., Any], compiled: Callable[..., Any], inputs: Sequence[Any], absolute: float, ratio: float
 ) -> str:
-    """Describe the fault of ``compiled``, empty if there is none: it is further from float64 than ``ratio`` times
-    eager.
-    """
+    """Describe the fault of ``compiled``, empty if it is within ``ratio`` times eager's distance from float64."""
     eager = evaluate(function, inputs)
     try:
         exact: list[Any] = evaluate(function, inputs, torch.float64)

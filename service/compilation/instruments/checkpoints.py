@@ -26,8 +26,5 @@ def counted_checkpoints() -> Iterator[list[str]]:
         return noted
 
     reentrant = internal("torch.utils.checkpoint.CheckpointFunction")
-    with (
-        patch(_FRAME, noting(internal(_FRAME))),
-        patch.object(reentrant, "apply", noting(reentrant.apply)),
-    ):
+    with patch(_FRAME, noting(internal(_FRAME))), patch.object(reentrant, "apply", noting(reentrant.apply)):
         yield seen

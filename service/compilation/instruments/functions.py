@@ -35,9 +35,7 @@ _Result = TypeVar("_Result")
 
 
 def unobserved(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Return the function with its queries of tensors hidden from :class:`EagerFunctions`: a monitor must not
-    record itself, nor take a tensor's refusal to tell its address for a read.
-    """
+    """Return the function with its queries of tensors hidden from :class:`EagerFunctions`: it must not see itself."""
 
     @wraps(function)
     def hidden(*arguments: _Given.args, **named: _Given.kwargs) -> _Result:
@@ -73,9 +71,7 @@ class FunctionCall:
         return self.name == "__get__" and getattr(self.function, "__self__", None) is Tensor.grad
 
     def reads(self, tensor: Tensor, result: Any) -> bool:
-        """Return whether the call, with this ``result``, needs the numbers in ``tensor``, and more than a
-        view of them.
-        """
+        """Return whether the call, with this ``result``, needs the numbers in ``tensor``, not only a view of them."""
         if self.asks_about or (self.name in _AS_ANOTHER and tensor is not self.arguments[0]):
             return False
         if self.name.endswith("_") and not self.name.endswith("__"):

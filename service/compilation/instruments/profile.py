@@ -88,10 +88,7 @@ def start_profiler(device: torch.device) -> None:
 
 
 def _events(profiler: profile) -> list[Any]:
-    """Return the profiler's raw events: its processing for display takes many seconds for a large model.
-
-    They have no public name.
-    """
+    """Return the profiler's raw events, which have no public name: displaying a large model's takes many seconds."""
     inner = internal_of(profiler, "torch.profiler.profile.profiler")
     results = None if inner is None else inner.kineto_results
     return [] if results is None else list(results.events())
@@ -164,9 +161,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device, besides: int) -> Peak | None:
-    """Return the peak since ``reset_peak``, without ``besides`` bytes of the check's own; ``None`` if it is not
-    counted.
-    """
+    """Return the peak since ``reset_peak`` less ``besides`` bytes of the check's own; ``None`` if not counted."""
     if device.type != "cuda":
         return None
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)

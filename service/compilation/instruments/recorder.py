@@ -1,7 +1,4 @@
-"""Keeps all records of the compiler while a rung runs.
-
-They are global to the process: one recording at a time.
-"""
+"""Keeps all records of the compiler while a rung runs. They are global to the process: one recording at a time."""
 
 from __future__ import annotations
 
@@ -69,9 +66,7 @@ class Recorder:
         return [record for record in _records() if not any(record is each for each in self.excused)]
 
     def evidence(self, warm_up: int, steady: int, switches: Iterable[str] = ()) -> CompilerEvidence:
-        """Return all records: from iteration ``warm_up`` on nothing should be compiled, from ``steady`` on no
-        CUDA graph recorded.
-        """
+        """Return all records: nothing should compile from ``warm_up`` on, no CUDA graph record from ``steady`` on."""
         records, utils = self._records(), _utils()
         forward = [record for record in records if record.is_forward is not False]
         failed = [record for record in forward if record.fail_type]
@@ -167,9 +162,7 @@ def _readable(reason: str) -> str:
 
 @contextmanager
 def _traced_hooks() -> Iterator[list[str]]:
-    """Yield a list that gets FSDP's hooks that Dynamo inlines into a graph within: they gather and reshard parameters,
-    and must stay outside of graphs.
-    """
+    """Yield a list of FSDP's hooks that Dynamo inlines within: they gather and reshard, and must stay outside."""
     found: list[str] = []
     inline = internal(_INLINE).__func__
 

@@ -58,26 +58,24 @@ class FactorsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        self.calls += func.name().partition(".")[0] in self._factors
-        return func(*args, **(kwargs or {}))
+        places = self._factors.get(func.name().partition(".")[0], ())
+        self.calls += bool(places)
+        return func(*self._replace(args, places), **(kwargs or {}))
+
+    def _replace(self, args: tuple[Any, ...], places: tuple[int, ...]) -> tuple[Any, ...]:
+        return args
 
 
-class InTf32(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base has no types
+class InTf32(FactorsSeen):  # type: ignore[no-untyped-call]  # as above
     """Rounds factors of float32 to TF32. ``rounded`` counts the calls in which there were any."""
 
-    def __init__(self, factors: Mapping[str, tuple[int, ...]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.rounded = 0
-        self._factors = factors
+    rounded = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        places = self._factors.get(func.name().partition(".")[0], ())
-        if any(place < len(args) and _loses(args[place]) for place in places):
-            self.rounded += 1
-            args = tuple(tf32(each) if place in places and _loses(each) else each for place, each in enumerate(args))
-        return func(*args, **(kwargs or {}))
+    def _replace(self, args: tuple[Any, ...], places: tuple[int, ...]) -> tuple[Any, ...]:
+        if not any(place < len(args) and _loses(args[place]) for place in places):
+            return args
+        self.rounded += 1
+        return tuple(tf32(each) if place in places and _loses(each) else each for place, each in enumerate(args))
 
 
 def tf32(values: Tensor) -> Tensor:

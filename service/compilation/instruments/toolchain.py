@@ -1,7 +1,4 @@
-"""Pays the costs of a process's first generated kernel in advance: it finds compilers and precompiles headers.
-
-The results are kept in a folder of the host that outlives the job, for the next one.
-"""
+"""Pays for a process's first kernel in advance: finds compilers, precompiles headers, kept for later jobs."""
 
 from __future__ import annotations
 
@@ -36,9 +33,7 @@ class VectorProbes:
     """The files of results that were assumed, not tried."""
 
     def assume(self) -> None:
-        """Let torch choose, and assume that code for this processor's instructions compiles: a kernel will show
-        it.
-        """
+        """Let torch choose, and assume that code for this processor's instructions compiles: a kernel will show it."""
         self._choose(assumes=True)
 
     def keep(self) -> None:
@@ -210,9 +205,7 @@ def _keep_headers(folder: Path) -> None:
 
 
 def _header_to_prepare() -> Callable[[], Any] | None:
-    """Return a call that prepares the header of generated kernels, in the folder for headers alone, so that another
-    thread may make it; ``None`` if torch names it otherwise.
-    """
+    """Return a call that prepares generated kernels' header, for another thread; ``None`` if torch renamed it."""
     prepares = internal_if_there(_PREPARES)
     bindings = internal_if_there("torch._inductor.codecache.CppPythonBindingsCodeCache")
     if prepares is None or bindings is None:

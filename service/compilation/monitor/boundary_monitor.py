@@ -68,9 +68,7 @@ def monitored(
 
 
 class BoundaryMonitor:
-    """Records how a program uses its results. The runner of the steps sets ``iteration``; ``generation`` counts
-    replays.
-    """
+    """Records how a program uses its results. The runner sets ``iteration``; ``generation`` counts replays."""
 
     def __init__(
         self,
@@ -171,12 +169,10 @@ class BoundaryMonitor:
         return result
 
     def _read_retained(self, tensor: Tensor) -> None:
-        """Note that the gradient of a rehearsed call's result is read: CUDA graphs give out the same tensor in each
-        replay, with the gradient of the first.
-        """
+        """Note that a gradient of a rehearsed result is read: replays give out the same tensor as the first."""
         for reference, origin in self._returned:
             if reference() is tensor:
-                self._retained[RetainedRead(origin, self.iteration, caller(outside=FOREIGN))] = None
+                self._retained[RetainedRead(self.iteration, caller(outside=FOREIGN), origin)] = None
 
     def _read(self, found: Sequence[tuple[Tensor, CallResult]], site: CallSite, ignored: Sequence[Any] = ()) -> None:
         for tensor, output in found:
@@ -239,7 +235,7 @@ class BoundaryMonitor:
         pending = sum(each.module == origin.module for each in waiting)
         unsafe = begins and (inside or (bool(waiting) and not self._marks))
         if pending or inside or unsafe:
-            self._reentries[Reentry(origin.module, self.iteration, origin.site, pending, inside, unsafe)] = None
+            self._reentries[Reentry(self.iteration, origin.site, origin.module, pending, inside, unsafe)] = None
 
     def _begins(self) -> bool:
         """Return whether CUDA graphs would begin to write over their memory with this call."""
@@ -296,14 +292,12 @@ class _Gradients:
                 # While this refers to it, nothing else gets its address.
                 self._known[name] = StorageWeakRef(local(gradient).untyped_storage())  # type: ignore[no-untyped-call]
                 if self.backward_ran:
-                    self._suspect(gradient, StaleGradient(name, iteration, site))
+                    self._suspect(gradient, StaleGradient(iteration, site, name))
         self.backward_ran = False
 
     @unobserved
     def confirm(self) -> None:
-        """Count suspects that a backward has added to since, or that were changed in place. A gradient dropped unread
-        is no mistake, however many backwards of other parameters it outlives.
-        """
+        """Count suspects that a backward has added to, or that were changed in place; one dropped unread is none."""
         self._suspects = [each for each in self._suspects if self._is_there(each)]
         self._count(lambda suspect, gradient: gradient._version != suspect.version)
 
@@ -344,9 +338,7 @@ class _Gradients:
 
 
 def _place(gradient: Tensor) -> int:
-    """Return the address of a gradient; ``_INVALID`` if CUDA graphs have reused its memory while they were being
-    recorded.
-    """
+    """Return a gradient's address; ``_INVALID`` if CUDA graphs have reused its memory while being recorded."""
     try:
         return address_of(gradient)
     except RuntimeError:

@@ -1,6 +1,4 @@
-"""Records the results of compiled calls: which objects still hold them when replays write over them, and which code
-reads them afterwards.
-"""
+"""Records results of compiled calls: who holds them when replays write over them, and what reads them later."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ class ResultLifetimes:
     def note(
         self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = (), *, returned: bool = True
     ) -> None:
-        """Note that a call has returned ``outputs``, or left them elsewhere; tensors in the memory of
-        ``aliased`` are not new.
-        """
+        """Note that a call returned ``outputs``, or left them elsewhere; those in memory of ``aliased`` are not new."""
         newest = self._rounds[-1]
         known = () if returned else (output.address for output in newest.alive())
         fresh: dict[int, Tensor] = {}
@@ -136,7 +132,7 @@ class ResultLifetimes:
                     (held.holders for _, held in held_by_output([output], located([output]), self._names, ignored)), ()
                 )
             holders |= dict.fromkeys(found)
-        self.reads.append(StaleRead(output.held([tensor], tuple(holders)), iteration, site))
+        self.reads.append(StaleRead(iteration, site, output.held([tensor], tuple(holders))))
 
     def _overwritten_at(self, tensor: Tensor) -> CallResult | None:
         try:

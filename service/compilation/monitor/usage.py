@@ -1,6 +1,4 @@
-"""Records how a program used its compiled modules: calls, step marks, re-entries, and results that outlived their
-step.
-"""
+"""Records how a program used its compiled modules: calls, step marks, re-entries, results that outlive a step."""
 
 from __future__ import annotations
 
@@ -15,25 +13,29 @@ from service.parallel.boundary import CallSite, HeldResult, Invocation, Origin, 
 
 
 @dataclass(frozen=True)
-class Mark:
+class Occurrence:
+    """Something that a program did at ``site`` in ``iteration``."""
+
+    iteration: int
+    site: CallSite
+
+
+@dataclass(frozen=True)
+class Mark(Occurrence):
     """A step mark, and the forwards whose backward was still to come: their saved tensors are overwritten.
 
     ``graphs_wait``: CUDA graphs also report that a forward waits for its backward; ``None`` without them.
     """
 
-    iteration: int
-    site: CallSite
     pending: tuple[Origin, ...]
     graphs_wait: bool | None = None
 
 
 @dataclass(frozen=True)
-class Reentry:
+class Reentry(Occurrence):
     """A call of a module before an earlier forward of it had its backward, or from within a running backward."""
 
     module: str
-    iteration: int
-    site: CallSite
     pending: int
     """How many forwards still wait for their backward."""
     in_backward: bool
@@ -42,37 +44,29 @@ class Reentry:
 
 
 @dataclass(frozen=True)
-class StaleRead:
-    """A result that is read at ``site`` although replays that began after its own call have written over it."""
+class StaleRead(Occurrence):
+    """A result that is read although replays that began after its own call have written over it."""
 
     held: HeldResult
-    iteration: int
-    site: CallSite
 
 
 @dataclass(frozen=True)
-class StaleGradient:
-    """A gradient that a backward made, still in use when a call at ``site`` began the next replays."""
+class StaleGradient(Occurrence):
+    """A gradient that a backward made, still in use when a call began the next replays."""
 
     parameter: str
-    iteration: int
-    site: CallSite
 
 
 @dataclass(frozen=True)
-class RetainedRead:
-    """A gradient that the result of a call retains, read at ``site``."""
+class RetainedRead(Occurrence):
+    """A gradient that the result of a call retains, and that is read."""
 
     origin: Origin
-    iteration: int
-    site: CallSite
 
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """Counts the results of one module's calls: gone before the next replays, copied by the boundary, or held
-    over at least one of them.
-    """
+    """Counts results of a module's calls: gone before the next replays, copied by the boundary, or held over some."""
 
     consumed: int
     copied: int
@@ -111,9 +105,7 @@ class Usage:
 
 @dataclass
 class UnitCall:
-    """A current call of a unit. ``given``: the addresses of its arguments; ``made``: the tensors that its graphs have
-    left.
-    """
+    """A current call of a unit. ``given``: the addresses of its arguments; ``made``: the tensors its graphs left."""
 
     origin: Origin
     given: set[int]

@@ -85,11 +85,7 @@ class Target:
 
 
 def target_of(spec: CompileSpec, context: RunContext, device: torch.device, resolver: Resolver = resolve) -> Target:
-    """Return the spec's program, of a model that ``resolver`` finds.
-
-    Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
-    anything is compiled.
-    """
+    """Return the spec's program, of a model from ``resolver``. ``ValueError`` if mesh or data do not fit."""
     mesh = meshes.build(spec.parallel, device.type)
     if spec.program is not None:
         program, own = make(spec.program, spec.parallel, Site(device, mesh, spec.seed, context.data))
@@ -129,11 +125,7 @@ def _model_target(
 
 
 def batches(
-    spec: CompileSpec,
-    config: ModelConfig,
-    device: torch.device,
-    part: int = 0,
-    layout: DataLayout | None = None,
+    spec: CompileSpec, config: ModelConfig, device: torch.device, part: int = 0, layout: DataLayout | None = None
 ) -> tuple[SampleBatch, ...]:
     """Return one batch for each step: ``spec.forwards`` forwards with the sizes of ``spec.shapes`` in turn.
 

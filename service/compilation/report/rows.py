@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -147,14 +148,13 @@ def _cudagraph(seen: Observation) -> dict[str, Any] | None:
 
 def _by_shape(graphs: CudaGraphs, usage: Usage) -> list[dict[str, Any]]:
     """Return how many CUDA graphs were recorded in iterations in which modules were called with these shapes."""
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for iteration, count in enumerate(graphs.recorded):
         called = [
             f"{module} {each}" for module, shapes in usage.shapes.items() for each in _shapes_at(shapes, iteration)
         ]
         if count:
-            name = ", ".join(called) or "after the judged iterations"
-            found[name] = found.get(name, 0) + count
+            found[", ".join(called) or "after the judged iterations"] += count
     return [{"shapes": name, "captures": count} for name, count in found.items()]
 
 
@@ -247,7 +247,4 @@ def metrics(result: Result) -> Mapping[str, float]:
 
 def counts(results: Sequence[Result]) -> dict[str, int]:
     """Return how often each verdict was given."""
-    found: dict[str, int] = {}
-    for result in results:
-        found[result.verdict] = found.get(result.verdict, 0) + 1
-    return found
+    return dict(Counter(result.verdict for result in results))

@@ -18,7 +18,7 @@ from service.compilation.run.audit import Audit, audit, unseen_in
 from service.compilation.run.baseline import Baseline, draws_like
 from service.compilation.run.built_program import BuiltProgram, build
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.distribution import PLAN, differs_in_distribution
+from service.compilation.run.distribution import SEEDS, differs_in_distribution
 from service.compilation.run.kinks import are_kinks, doubtful, drew_otherwise, jumps, own_limit
 from service.compilation.run.notes import names_of
 from service.compilation.run.observation import RungCase
@@ -32,10 +32,7 @@ _KINK = "the other side of a kink"
 
 @dataclass
 class Assessment:
-    """The comparisons of one rung's run, and everything that was found out about them.
-
-    Each step that runs the program again is taken by all ranks or by none: they meet in its collectives.
-    """
+    """One rung's comparisons and findings; all ranks run the program again, or none: they meet in collectives."""
 
     program: Program
     case: RungCase
@@ -46,7 +43,7 @@ class Assessment:
     comparisons: list[Comparison] = field(default_factory=list)
     redrawn: bool = False
     """Whether results differ only by other random numbers."""
-    seeds: int = PLAN.seeds
+    seeds: int = SEEDS
     """Over how many seeds distributions were compared."""
     kinks: tuple[Comparison, ...] = ()
     """Comparisons that only rounding at a kink decides."""
@@ -58,10 +55,7 @@ class Assessment:
         run: RecordedRun,
         follow: Callable[[BuiltProgram, Sequence[Snapshot]], tuple[RecordedRun, Usage]],
     ) -> None:
-        """Compare ``run`` of the compiled program, and run that again if this is not conclusive.
-
-        ``follow`` runs and watches a compiled program, each iteration from one of the states.
-        """
+        """Compare ``run`` of the compiled program, again if inconclusive; ``follow`` runs and watches one."""
         self.comparisons = list(compare_runs(run, self.baseline, self.plan.tolerance))
         self._excuse_draws(built, run)
         self._excuse_kinks(run)
@@ -116,9 +110,7 @@ class Assessment:
         return differs
 
     def _audit(
-        self,
-        built: BuiltProgram,
-        follow: Callable[[BuiltProgram, Sequence[Snapshot]], tuple[RecordedRun, Usage]],
+        self, built: BuiltProgram, follow: Callable[[BuiltProgram, Sequence[Snapshot]], tuple[RecordedRun, Usage]]
     ) -> None:
         """Find out whether stale memory is read, if parity could not see it."""
         unseen = unseen_in(self.baseline, self.program.period) if self.case.rung.overwrites else ()
@@ -143,8 +135,8 @@ class Assessment:
         """Yield what was excused, and why."""
         if self.redrawn:
             yield "draws other random numbers than eager, of the same distribution over seeds"
-        if self.seeds < PLAN.seeds:
-            yield f"distributions were compared over {self.seeds} seeds instead of {PLAN.seeds}: a step takes too long"
+        if self.seeds < SEEDS:
+            yield f"distributions were compared over {self.seeds} seeds instead of {SEEDS}: a step takes too long"
         if self.kinks:
             names = names_of(sorted({each.name for each in self.kinks}))
             yield f"rounding decides on which side of a kink, as of a relu, in eager too: {names}"

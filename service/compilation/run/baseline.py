@@ -109,9 +109,7 @@ class Baseline:
     rounds_to_tf32: bool
     """Whether TF32 is allowed and changes anything."""
     hidden_by_tf32: float = 0.0
-    """How far TF32 moves eager's results, as a fraction of their size, if errors could hide in that: everything else is
-    then in full float32.
-    """
+    """How far TF32 moves eager's results, by their size, if that could hide errors: all else is in full float32."""
     unused: frozenset[str] = frozenset()
     """Parameters without a gradient that affect no loss, if that has been examined."""
 
@@ -138,9 +136,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class AwaitedBaseline:
-    """A baseline whose first run is known, of a program that calls nothing in TF32 with any input shape; ``complete``
-    awaits the rest.
-    """
+    """A baseline whose first run is known, and calls nothing in TF32 in any shape; ``complete`` awaits the rest."""
 
     first: FirstRun
     complete: Callable[[], Baseline]
@@ -254,7 +250,7 @@ class UncompiledRuns:
         eager = first.eager
         self.tells(f"{self.phase}: eager PyTorch again")
         again, memory = self._record_again(eager)
-        redrawn = self._record_redrawn() if self.on_any(eager.random) else None
+        redrawn = record_step(build(self.program, self.phase), _OTHER_SEED) if self.on_any(eager.random) else None
         self.tells(f"{self.phase}: float64")
         factors = factors_that_may_lose_bits(self.program.device)
         with FactorsSeen(factors) if factors else nullcontext() as seen:
@@ -305,10 +301,6 @@ class UncompiledRuns:
     def _record_from(self, eager: RecordedRun, dtype: torch.dtype = torch.float32) -> RecordedRun:
         return record_uncompiled(self.program, self.phase, self.iterations, eager.starts, dtype)
 
-    def _record_redrawn(self) -> StepRecord:
-        """Return the first iteration with other random numbers."""
-        return record_step(build(self.program, self.phase), _OTHER_SEED)
-
     def _record_truth(self, eager: RecordedRun) -> tuple[RecordedRun | None, str]:
         """Return the float64 run, or why eager cannot be measured against one."""
         try:
@@ -342,9 +334,7 @@ class UncompiledRuns:
 
 
 def _moved_by_tf32(baseline: Baseline) -> float:
-    """Return how far TF32 moves eager's results at most, as a fraction of a tensor's size: infinitely far for whole
-    numbers, which it must not move.
-    """
+    """Return how far TF32 moves eager's results at most, by a tensor's size: infinitely far for whole numbers."""
     judged = list(all_of(baseline.oracles[: baseline.iterations]))
     if any(each.allowed.rms and not each.eager.is_floating_point() for each in judged):
         return math.inf

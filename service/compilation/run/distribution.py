@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -39,27 +39,20 @@ _STEP = 0.01
 Recorded = Callable[[BuiltProgram, Snapshot, int], Mapping[Key, Tensor]]
 
 
-@dataclass(frozen=True)
-class SamplingPlan:
-    """How many samples distributions are compared over."""
-
-    seeds: int = 96
-    """The most seeds that each side runs with."""
-    fewest: int = 24
-    """The fewest, where all would take too long."""
-    slopes: int = 12
-    """The seeds with which slopes are measured."""
-    budget_s: float = 10.0
-    """Seconds of a processor after which fewer seeds are taken; they do not depend on what else runs."""
-    elements: int = 128
-    """The most elements of a tensor that are looked at."""
-    permutations: int = 500
-    """The groups drawn at random among which the statistics must not stand out."""
-    related: int = 32
-    """The most elements of two tensors that are related to each other."""
-
-
-PLAN = SamplingPlan()
+SEEDS = 96
+"""The most seeds that each side runs with."""
+FEWEST = 24
+"""The fewest, where all would take too long."""
+SLOPES = 12
+"""The seeds with which slopes are measured."""
+BUDGET_S = 10.0
+"""Seconds of a processor after which fewer seeds are taken; they do not depend on what else runs."""
+ELEMENTS = 128
+"""The most elements of a tensor that are looked at."""
+PERMUTATIONS = 500
+"""The groups drawn at random among which the statistics must not stand out."""
+RELATED = 32
+"""The most elements of two tensors that are related to each other."""
 
 
 def differs_in_distribution(
@@ -67,7 +60,6 @@ def differs_in_distribution(
     baseline: Baseline,
     tolerance: Tolerance,
     agree: Callable[[float], float],
-    plan: SamplingPlan = PLAN,
 ) -> tuple[str, int]:
     """Return the tensor whose distribution in the compiled program differs from eager's, empty if there is none, and
     over how many seeds of the two it was compared.
@@ -76,13 +68,13 @@ def differs_in_distribution(
     """
     eager = build(compiled.program, compiled.phase)
     rounding = _rounding_only(eager, baseline)
-    found, seeds = "", plan.seeds
+    found, seeds = "", SEEDS
     for first in (_FIRST, 2 * _FIRST):
-        groups = [_samples(each, baseline, first + own, agree, plan) for own, each in enumerate((eager, compiled))]
+        groups = [_samples(each, baseline, first + own, agree) for own, each in enumerate((eager, compiled))]
         seeds = min(seeds, *(len(value) for group in groups for value in group.values()))
-        found = _apart(_without(rounding, groups), tolerance, plan)
+        found = _apart(_without(rounding, groups), tolerance)
         if not agree(float(bool(found))):
-            found = _slopes_apart(eager, compiled, baseline, first, plan)
+            found = _slopes_apart(eager, compiled, baseline, first)
         if not agree(float(bool(found))):
             break
     return found, seeds
@@ -115,22 +107,18 @@ def _without(rounding: Collection[Key], groups: Sequence[Mapping[Key, Tensor]]) 
     return [{key: each for key, each in group.items() if key not in small} for group in groups]
 
 
-def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance, plan: SamplingPlan) -> str:
+def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance) -> str:
     eager, compiled = groups[0], _without_zeros(groups[1], groups[0])
     if eager.keys() != compiled.keys():
         return f"{' '.join(next(iter(eager.keys() ^ compiled.keys())))}, which only one of both has,"
-    return _standing_out(eager, compiled, tolerance.absolute, plan) if eager else ""
+    return _standing_out(eager, compiled, tolerance.absolute) if eager else ""
 
 
-def _slopes_apart(
-    eager: BuiltProgram, compiled: BuiltProgram, baseline: Baseline, first: int, plan: SamplingPlan
-) -> str:
-    """Name the slope of the loss along its gradients if it differs from eager's; empty if it does not, or is not
-    known.
-    """
+def _slopes_apart(eager: BuiltProgram, compiled: BuiltProgram, baseline: Baseline, first: int) -> str:
+    """Name the slope of the loss along its gradients if it differs from eager's; empty if not, or not known."""
     if eager.phase == "inference" or not baseline.eager.starts:
         return ""
-    seeds = (range(first + own, first + own + 2 * plan.slopes, 2) for own in range(2))
+    seeds = (range(first + own, first + own + 2 * SLOPES, 2) for own in range(2))
     found = [
         slopes(each, baseline.eager.starts[0], own, _first_step)
         for each, own in zip((eager, compiled), seeds, strict=True)
@@ -138,7 +126,7 @@ def _slopes_apart(
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return ""
-    labels = _labels((plan.slopes, plan.slopes), plan.permutations, torch.Generator().manual_seed(_PERMUTED))
+    labels = _labels((SLOPES, SLOPES), PERMUTATIONS, torch.Generator().manual_seed(_PERMUTED))
     statistics = _statistic(torch.cat(known) / (scale_of(known[0]) + 1e-300), labels, _SLOPES_ROUNDING)
     return "the slope of the loss along its gradients" if statistics[0] > statistics[1:].max() else ""
 
@@ -148,24 +136,22 @@ def _without_zeros(compiled: Mapping[Key, Tensor], eager: Mapping[Key, Tensor]) 
     return {key: each for key, each in compiled.items() if key in eager or key[0] != "gradient" or each.any()}
 
 
-def _samples(
-    built: BuiltProgram, baseline: Baseline, first: int, agree: Callable[[float], float], plan: SamplingPlan
-) -> dict[Key, Tensor]:
+def _samples(built: BuiltProgram, baseline: Baseline, first: int, agree: Callable[[float], float]) -> dict[Key, Tensor]:
     """Return of each tensor one row for each seed; every one from the first state, and with the first batch."""
     built = built.restarted()
     start = baseline.eager.starts[0] if baseline.eager.starts else None
     rows: dict[Key, list[Tensor]] = {}
-    number, wanted = 0, plan.seeds
+    number, wanted = 0, SEEDS
     began = 0.0
     while number < wanted:
         for key, value in _sample(built, start, first + 2 * number).items():
-            every = max(1, value.numel() // plan.elements)
-            rows.setdefault(key, []).append(value.flatten()[::every][: plan.elements].double())
+            every = max(1, value.numel() // ELEMENTS)
+            rows.setdefault(key, []).append(value.flatten()[::every][:ELEMENTS].double())
         number += 1
         began = began or time.process_time()  # without the compilations of the first step
-        if number == plan.fewest // 2:
+        if number == FEWEST // 2:
             each = agree(time.process_time() - began) / (number - 1) / torch.get_num_threads()
-            wanted = min(plan.seeds, max(plan.fewest, int(plan.budget_s / max(each, 1e-9))))
+            wanted = min(SEEDS, max(FEWEST, int(BUDGET_S / max(each, 1e-9))))
     return {key: torch.stack(values) for key, values in rows.items() if len(values) == number}
 
 
@@ -185,14 +171,12 @@ def _first_step(built: BuiltProgram, start: Snapshot | None, seed: int) -> dict[
     return {key: each for key, each in tensors.items() if key[0] in _JUDGED and each.is_floating_point()}
 
 
-def _standing_out(
-    eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], rounding: float, plan: SamplingPlan
-) -> str:
+def _standing_out(eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], rounding: float) -> str:
     """Return the tensor whose statistic is larger for the two groups than for any drawn at random; or nothing."""
     generator = torch.Generator().manual_seed(_PERMUTED)
-    moments = _moments({key: torch.cat([eager[key], compiled[key]]) for key in eager}, plan.related)
+    moments = _moments({key: torch.cat([eager[key], compiled[key]]) for key in eager}, RELATED)
     sizes = len(next(iter(eager.values()))), len(next(iter(compiled.values())))
-    labels = _labels(sizes, plan.permutations, generator)
+    labels = _labels(sizes, PERMUTATIONS, generator)
     statistics = torch.stack([_statistic(each, labels, rounding) for each in moments.values()])
     drawn = statistics[:, 1:]
     standard = (statistics - drawn.mean(1, keepdim=True)) / (drawn.std(1, keepdim=True) + 1e-12)
@@ -215,18 +199,14 @@ def _moments(values: Mapping[Key, Tensor], most: int) -> dict[tuple[Key, str], T
 
 
 def _labels(sizes: tuple[int, int], permutations: int, generator: torch.Generator) -> Tensor:
-    """Return assignments of samples to the two groups, one a row, as weights of a difference of means: the true one,
-    then random ones.
-    """
+    """Return assignments of samples to the groups, one a row, as weights of a difference of means, the true first."""
     truly = torch.cat([torch.ones(sizes[0]) / sizes[0], -torch.ones(sizes[1]) / sizes[1]]).double()
     drawn = [truly[torch.randperm(len(truly), generator=generator)] for _ in range(permutations)]
     return torch.stack([truly, *drawn])
 
 
 def _statistic(moment: Tensor, labels: Tensor, rounding: float) -> Tensor:
-    """Return for each row of ``labels`` the root mean square of the differences between the groups' means, beyond
-    rounding.
-    """
+    """Return for each row of ``labels`` the root mean square of the groups' mean differences, beyond rounding."""
     apart = (labels @ moment).abs()
     return (apart - rounding).clamp_min(0.0).square().mean(1).sqrt()
 

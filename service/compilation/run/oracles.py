@@ -55,9 +55,7 @@ class Oracle:
 
     @property
     def unit(self) -> float:
-        """Return the factor of the absolute tolerance: the scale, at most 1, since a part of each element is permitted
-        besides.
-        """
+        """Return the absolute tolerance's factor: the scale, at most 1: a part of each element is permitted too."""
         return min(1.0, self.scale)
 
     @property
@@ -85,9 +83,7 @@ def oracles_of(
     tf32: tuple[Sequence[Tensors], Sequence[Tensors]] | None,
     device: torch.device,
 ) -> tuple[Mapping[Key, Oracle], ...]:
-    """Return how to judge each tensor of each iteration, from the results of two eager runs, one in float64, and two
-    that TF32 sets apart; every rung is judged by the same.
-    """
+    """Return how to judge each tensor of each iteration, by two eager runs, float64, and two that TF32 sets apart."""
     nothing: list[Mapping[Key, Any]] = [{}] * len(eager)
     allowed = [_apart_by_tf32(*pair, device) for pair in zip(*tf32, strict=True)] if tf32 else nothing
     return tuple(oracles_of_one(*each, device) for each in zip(eager, again, truth or nothing, allowed, strict=True))
@@ -162,7 +158,7 @@ def scale_of(tensor: Tensor) -> float:
     return rms(values) if values.numel() else 0.0
 
 
-def terms_scale(own: float, rounding: float, dtype: torch.dtype, settings: ParitySettings = SETTINGS) -> float:
+def terms_scale(own: float, rounding: float, dtype: torch.dtype) -> float:
     """Return the size of the terms whose sum a tensor of eager is, as far as they cancel; 0 if they do not.
 
     ``own`` is its size, ``rounding`` its distance from float64 on average. A float32 sum is off by about one
@@ -170,14 +166,14 @@ def terms_scale(own: float, rounding: float, dtype: torch.dtype, settings: Parit
     bias before a normalisation, whose true value is 0, and that of the weight beside it lacks a digit or two.
     """
     terms = rounding / torch.finfo(dtype).eps if own and rounding else 0.0
-    if terms < settings.some_lost * own:
+    if terms < SETTINGS.some_lost * own:
         return 0.0
-    return terms if is_rounding(own, rounding, settings) else min(terms, settings.most_lost * own)
+    return terms if is_rounding(own, rounding) else min(terms, SETTINGS.most_lost * own)
 
 
-def is_rounding(own: float, rounding: float, settings: ParitySettings = SETTINGS) -> bool:
+def is_rounding(own: float, rounding: float) -> bool:
     """Return whether nothing is left of a tensor of this size but the rounding of its terms."""
-    return rounding > 0 and rounding >= settings.cancelled * own
+    return rounding > 0 and rounding >= SETTINGS.cancelled * own
 
 
 def noise_of(eager: Tensor, again: Tensor) -> Noise:
@@ -211,12 +207,12 @@ def _peak_and_rms(one: Tensor, other: Tensor) -> Tensor:
     return torch.stack([distance.max(), distance.square().mean().sqrt()])
 
 
-def comparable(eager: Tensor, truth: Tensor, settings: ParitySettings = SETTINGS) -> bool:
+def comparable(eager: Tensor, truth: Tensor) -> bool:
     """Return whether a float64 output is the same computation as eager's; different random draws are not."""
     if eager.shape != truth.shape:
         return False
     distance = scale_of(eager.double() - truth.double())
-    return distance <= settings.same_computation * scale_of(truth) + 1e-12
+    return distance <= SETTINGS.same_computation * scale_of(truth) + 1e-12
 
 
 def elements_of(tensor: Tensor, which: Tensor) -> Tensor:

@@ -32,10 +32,7 @@ _SHARES = {"cuda": 0.2, "cpu": 0.25}
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The iterations of one built program, and their results.
-
-    In training, free iterations follow the judged ones: they continue each other, as a job's steps do.
-    """
+    """A program's iterations and results. In training, free iterations follow, which continue each other."""
 
     records: tuple[StepRecord, ...]
     """The judged iterations."""
@@ -141,10 +138,7 @@ def _record_training(
 
 
 def _record_inference(
-    built: BuiltProgram,
-    iterations: int,
-    step: Callable[[BuiltProgram, int], StepRecord],
-    starts: Sequence[Snapshot],
+    built: BuiltProgram, iterations: int, step: Callable[[BuiltProgram, int], StepRecord], starts: Sequence[Snapshot]
 ) -> RecordedRun:
     """Record iterations that change no parameters, so that none is free.
 
@@ -170,9 +164,7 @@ def _make_run(
     end: Mapping[Key, Tensor],
     starts: Sequence[Snapshot],
 ) -> RecordedRun:
-    """Return the run of the ``judged`` iterations, whose parameters and buffers began ``before`` and came to an
-    ``end``.
-    """
+    """Return the run of the ``judged`` iterations, whose parameters and buffers were ``before``, and at the ``end``."""
     parameters = [(key, value) for key, value in before.items() if key[0].startswith("parameter")]
     return RecordedRun(
         records=tuple(judged),
@@ -254,9 +246,7 @@ class Snapshot:
         return replace(self, values=moved, optimizers=tuple(_copy_state(each, place) for each in self.optimizers))
 
     def restore(self, built: BuiltProgram) -> None:
-        """Restore into any build of the program, in place: compiled code knows tensors by their addresses. A build in
-        another precision takes the same numbers.
-        """
+        """Restore into any build of the program, of any precision, in place: compiled code knows tensors by address."""
         with torch.no_grad():
             for member, before in zip(built.members, self.values, strict=True):
                 local_part(member).copy_(before * self.factor if self.factor != 1 and _is_varied(member) else before)
@@ -270,15 +260,11 @@ class Snapshot:
         return replace(self, values=tuple(_shuffle(each, before, generator) for each, before in pairs))
 
     def nudged(self, units: int) -> Snapshot:
-        """Return the same with each number that is not a whole one moved by so many ``units`` in the last
-        place, up or down at random.
-        """
+        """Return the same with each number that is not whole moved by ``units`` in the last place, at random."""
         return replace(self, values=tuple(_nudge(each, units, index) for index, each in enumerate(self.values)))
 
     def vary(self, built: BuiltProgram, iteration: int) -> None:
-        """Set the parameters to their first values times a number near 1, another one in each of ``_VARIED``
-        iterations. Buffers stay as they are.
-        """
+        """Set parameters to their first values times a number near 1, another in each of ``_VARIED`` iterations."""
         factor = 1 + (iteration % _VARIED) / _NEAR
         with torch.no_grad():
             for member, before in zip(built.members, self.values, strict=True):
@@ -326,9 +312,7 @@ def _nudge(value: Tensor, units: int, index: int) -> Tensor:
 
 
 def _copy_state(state: Any, place: torch.device) -> Any:
-    """Return a copy of an optimizer's state, with its tensors in ``place``; those on the host, such as a count of
-    steps, stay there.
-    """
+    """Return a copy of an optimizer's state in ``place``; tensors on the host, as a count of steps, stay there."""
     if isinstance(state, Tensor):
         return state.detach().to(HOST if state.device == HOST else place, copy=True)
     if isinstance(state, dict):

@@ -18,9 +18,7 @@ from service.formats.onnx.kinds import OnnxError, first_line
 from service.formats.protobuf import has_more_fields
 
 LARGEST, LARGEST_READ = 2**31, 2**28
-"""The most bytes of a model, by protobuf's limit, and of a model that is read to check a spec: only ranks read larger
-ones.
-"""
+"""The most bytes of a model, by protobuf's limit, and of one that is read to check a spec: ranks read larger ones."""
 MOST_FIELDS = 2**20
 """The most fields of a model's protobuf message and of all messages within it; the numbers of a tensor count as one."""
 _ZIP = b"PK\x03\x04"
@@ -74,10 +72,7 @@ def _message(content: bytes) -> onnx.ModelProto:
 def _join_weights(
     content: bytes, most: int, read_model: Callable[[bytes], onnx.ModelProto], tensors: Tensors
 ) -> onnx.ModelProto:
-    """Return the model of a zip, with all weights in it. Raises :class:`ArchiveError`.
-
-    The weights are looked for beside the model only: a path in it is never followed.
-    """
+    """Return a zip's model with its weights, looked for beside it only. Raises :class:`ArchiveError`."""
     with members_of_zip(content) as members:
         models = [member for member in members if member.path.suffix == ".onnx"]
         if len(models) != 1:

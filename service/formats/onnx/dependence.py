@@ -119,9 +119,7 @@ def counted_loops(model: onnx.ModelProto, found: Dependence) -> dict[int, onnx.N
 
 
 def working_nodes(model: onnx.ModelProto) -> list[Numbered]:
-    """Return the nodes, with their numbers, that depend on the input's values and that an output needs, in an order
-    of execution.
-    """
+    """Return the numbered nodes that depend on the input and that an output needs, in an order of execution."""
     return dependence_of(model).needed([output.name for output in model.graph.output])
 
 
@@ -163,9 +161,7 @@ def _varies_within(node: onnx.NodeProto, values: set[str]) -> bool:
 
 
 def _varying_inputs(node: onnx.NodeProto) -> Sequence[onnx.ValueInfoProto]:
-    """Return the inputs of a body that may depend on the input: all but the round and the condition. A branch
-    has none.
-    """
+    """Return inputs of a body that may depend on the input: all but round and condition. A branch has none."""
     if node.op_type == "If":
         return ()
     return list(body_of(node).input)[2 if node.op_type == "Loop" else 0 :]
@@ -192,9 +188,7 @@ def ordered(nodes: Sequence[onnx.NodeProto]) -> list[Numbered]:
 
 
 def read_by(node: onnx.NodeProto) -> set[str]:
-    """Return the names of the values that a node reads, also those of the outer graph that graphs in its attributes
-    read.
-    """
+    """Return the names of the values that a node reads, also from the outer graph within its attributes' graphs."""
     names = {name for name in node.input if name}
     for graph in graphs_in(node):
         names |= _captured(graph)

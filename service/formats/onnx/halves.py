@@ -1,6 +1,4 @@
-"""Finds whether a model is in half precision, and writes bfloat16, which onnxruntime does not run on a CPU, as
-float32.
-"""
+"""Finds whether a model is in half precision, and writes bfloat16, which no CPU's onnxruntime runs, as float32."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ def precision_of(model: onnx.ModelProto) -> str | None:
 
 
 def with_precision_told(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its :func:`precision_of` noted, and with float32 in place of bfloat16: every
-    bfloat16 number is a float32 number, too.
-    """
+    """Return the model with its :func:`precision_of` noted, and float32 in bfloat16's place: it has all its numbers."""
     kept = [each for each in model.metadata_props if each.key != _PRECISION]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)

@@ -122,9 +122,7 @@ def _within(model: onnx.ModelProto, integer: int, kind: int, source: str, target
 
 
 def with_one_input(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Return the model with one input ``(1, entries)`` from which its own are cut out, if it has several of one
-    type.
-    """
+    """Return the model with one input ``(1, entries)`` from which its own are cut, if it has several of a type."""
     given = inputs_of(model)
     kinds = {value.type.tensor_type.elem_type for value in given}
     if len(given) < 2 or len(kinds) > 1:

@@ -26,10 +26,7 @@ def _may_be_larger(end: Fraction) -> bool:
 
 @dataclass(frozen=True)
 class InputIntervals:
-    """The known exact ends of the inputs' intervals, and which of them do not belong to the interval.
-
-    ``lines`` has each input's declaration, ``shown`` its name.
-    """
+    """Known exact ends of inputs, and which are open. ``lines`` has each input's declaration, ``shown`` its name."""
 
     lines: Mapping[int, int]
     shown: Callable[[int], str] = "X_{}".format
@@ -46,9 +43,7 @@ class InputIntervals:
         return self._within(index, is_upper, end, strict)
 
     def within(self, constraint: Halfspace) -> bool:
-        """Narrow the intervals of the inputs of a constraint in place, each by the ends of the others; return whether
-        anything is left of them.
-        """
+        """Narrow a constraint's inputs in place, each by the ends of the others; return whether anything is left."""
         for index, factor in constraint.coefficients:
             others = [self._least(each, part) for each, part in constraint.coefficients if each != index]
             if any(each is None for each in others):
@@ -85,9 +80,7 @@ class InputIntervals:
 
     @cached_property
     def box(self) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
-        """Return the box, made once for all disjuncts that share it. Raises :class:`VnnlibError` if an end is
-        missing.
-        """
+        """Return the box, once for all disjuncts that share it. Raises :class:`VnnlibError` if an end is missing."""
         return self._all("lower", self.lower), self._all("upper", self.upper)
 
     @cached_property
@@ -137,9 +130,7 @@ class Conditions:
         return replace(self, ends=ends, empty=self.empty or not all(something))
 
     def disjunct(self) -> Disjunct | None:
-        """Return the disjunct of these conditions, if anything is left of it. Raises :class:`VnnlibError` if an
-        end is missing.
-        """
+        """Return the disjunct of these conditions, if any is left. Raises :class:`VnnlibError` if an end is missing."""
         if not self.constraints:
             return None if self.empty else Disjunct(*self.ends.box, self.halfspaces, *self.ends.opened)
         ends = self.ends.copied()

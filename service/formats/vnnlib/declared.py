@@ -38,9 +38,7 @@ _LETTERS = {"input": "X", "hidden": "Y", "output": "Y"}
 
 @dataclass(frozen=True)
 class DeclaredTensor:
-    """A tensor of a network. ``kind`` is its element type as the file spells it; ``value`` names a hidden value in the
-    ONNX file.
-    """
+    """A network's tensor. ``kind`` is its element type as the file spells it, ``value`` names a hidden one in ONNX."""
 
     name: str
     role: Role

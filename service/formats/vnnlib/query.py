@@ -27,9 +27,7 @@ class Halfspace:
     strict: bool = False
 
     def contains(self, lower: Sequence[Number], upper: Sequence[Number]) -> bool:
-        """Return whether all outputs between these ends lie in it, without rounding; outputs that are not finite do
-        not.
-        """
+        """Return whether all outputs between these ends lie in it, without rounding; infinite outputs do not."""
         most = Fraction(0)
         for index, factor in self.coefficients:
             if not all(isinstance(end, Fraction) or isfinite(end) for end in (lower[index], upper[index])):

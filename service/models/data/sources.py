@@ -125,9 +125,7 @@ def _installed_file() -> Path:
 
 
 def load_tokens(spec: TokensData, layout: DataLayout | None) -> Dataset:
-    """Return the corpus cut into sequences; the last tenth is the test split. ``ValueError`` if they are too long for
-    ten.
-    """
+    """Return the corpus cut into sequences, the last tenth for tests. ``ValueError`` if they are too long for ten."""
     text = torch.frombuffer(bytearray(python_reference()), dtype=torch.uint8).long()
     samples = (len(text) - 1) // spec.sequence
     if samples < 10:

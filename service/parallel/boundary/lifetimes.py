@@ -105,10 +105,7 @@ _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class HeldResult:
-    """A result that was alive when the step after its own had ended.
-
-    ``holders`` are readable, such as ``Trainer.losses[3]``; none are known if only the autograd graph holds it.
-    """
+    """A result alive after the step after its own. ``holders`` are readable, such as ``Trainer.losses[3]``."""
 
     origin: Origin
     shape: tuple[int, ...]
@@ -136,9 +133,7 @@ class CallResult:
     returned: bool = True
 
     def held(self, tensors: Sequence[Tensor], holders: tuple[str, ...]) -> HeldResult:
-        """Return it as held by ``holders``; for a result that was not returned, ``tensors`` in its memory tell the
-        shape.
-        """
+        """Return it as held by ``holders``; if it was not returned, ``tensors`` in its memory tell the shape."""
         if self.returned or not tensors:
             return HeldResult(self.origin, self.shape, self.dtype, holders)
         return HeldResult(self.origin, tuple(tensors[0].shape), str(tensors[0].dtype), holders)
@@ -188,9 +183,7 @@ class LiveResults:
         self._outputs = [output for output in self._outputs if output.address not in addresses]
 
     def held(self, before: int) -> tuple[HeldResult, ...]:
-        """Return the live results of steps before ``before``, with their holders. Looks at every object, for 0.1 s or
-        more.
-        """
+        """Return live results of steps before ``before``, with holders. Looks at every object, for 0.1 s or more."""
         return _held_of([output for output in self.alive() if output.origin.step < before])
 
 

@@ -5,10 +5,9 @@ with their sizes and digests.
 """
 
 from service.jobs.files import META, Checkpoint, complete, incomplete, read, require
-from service.parallel.checkpoint.digests import digest_of, first_damaged
 from service.parallel.checkpoint.saver import BackgroundSaver, CheckpointError, DirectSaver, Saver
 from service.parallel.checkpoint.storage import PublishError, damage, discard, load, load_whole, on_first_rank, save
-from service.parallel.checkpoint.stored import stored
+from service.parallel.checkpoint.stored import digest_of, first_damaged, stored
 
 __all__ = [
     "META",

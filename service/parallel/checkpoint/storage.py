@@ -27,8 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from service.jobs.files import DIGESTS, FILES, META, Checkpoint, complete, flush, read, require, signed
-from service.parallel.checkpoint.digests import first_damaged
-from service.parallel.checkpoint.stored import ShardWriter, stored
+from service.parallel.checkpoint.stored import ShardWriter, first_damaged, stored
 
 
 class PublishError(RuntimeError):
@@ -94,10 +93,7 @@ def damage(found: Checkpoint) -> str | None:
 
 
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Return the unsharded tensors whose names start with ``prefix`` (cut off), on the CPU; no collective.
-
-    They may be mapped, and must not be written to.
-    """
+    """Return unsharded tensors by names after ``prefix``, on the CPU, maybe mapped: do not write. No collective."""
     return {name: tensor.whole() for name, tensor in stored(path, prefix).items()}
 
 

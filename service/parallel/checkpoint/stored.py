@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -21,7 +23,28 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from service.jobs.files import flush, require
-from service.parallel.checkpoint.digests import digest_of
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def first_damaged(folder: Path, digests: Mapping[str, str]) -> str | None:
+    """Return the first of the files in ``folder``, by name, whose content has another digest; ``None`` if none has.
+
+    All ranks call it together: each reads its share of the files. Raises ``OSError`` for one that cannot be read.
+    """
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    names = sorted(digests)
+    own = (index for index in range(rank, len(names), ranks))
+    wrong = (index for index in own if digest_of(folder / names[index]) != digests[names[index]])
+    found = torch.tensor(next(wrong, len(names)))
+    if ranks > 1:
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+    return None if found == len(names) else names[int(found)]
+
 
 Block = tuple[slice, ...]
 """A start and a stop in every dimension."""
@@ -62,9 +85,7 @@ class Stored:
         return torch.Size(max(dimension) for dimension in zip(*ends, strict=True))
 
     def __getitem__(self, wanted: Block) -> Tensor:
-        """Return a block on the CPU; not to be written to, as it may be mapped. ``ValueError`` if files lack a
-        part.
-        """
+        """Return a block on the CPU; do not write to it, as it may be mapped. ``ValueError`` if files lack a part."""
         found = [(part, each.read(part)) for each in self.pieces if (part := each.within(wanted)) is not None]
         shape = [own.stop - own.start for own in wanted]
         if len(found) == 1 and list(found[0][1].shape) == shape:
@@ -82,10 +103,7 @@ class Stored:
 
 
 def stored(path: Path, prefix: str = "") -> dict[str, Stored]:
-    """Return the tensors whose names start with ``prefix`` (which is cut off), under global names; no collective.
-
-    Raises ``ValueError`` when ``path`` isn't a complete checkpoint.
-    """
+    """Return tensors by global names after ``prefix``; no collective. ``ValueError`` if ``path`` is incomplete."""
     require(path)
     pieces: dict[str, list[_Piece]] = defaultdict(list)
     for file in sorted(path.glob("*.safetensors")):

@@ -28,9 +28,7 @@ DTYPES = (
 
 
 class Direction(IntEnum):
-    """Says which way a message crosses a boundary: activations, like bounds, go to the next stage; gradients to the one
-    before.
-    """
+    """How a message crosses a boundary: activations, like bounds, to the next stage; gradients to the one before."""
 
     ACTIVATION = 0
     GRADIENT = 1
@@ -113,9 +111,7 @@ def encode_header(kind: TensorKind, tag: int) -> Tensor:
 
 
 def decode_header(header: Tensor, tag: int) -> TensorKind:
-    """Return the tensor that a header announces. Raises :class:`TransportError` for anything else, or another message's
-    header.
-    """
+    """Return the tensor that a header announces. Raises :class:`TransportError` for anything or any header else."""
     magic, announced, dtype, dimensions, *shape = header.tolist()
     if magic != _MAGIC or not 0 <= dtype < len(DTYPES) or not 0 <= dimensions <= MAX_DIMENSIONS:
         raise TransportError(f"expected the header of tag {tag}, got {header.tolist()}")

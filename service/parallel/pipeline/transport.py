@@ -84,9 +84,7 @@ class PendingReceive:
 
 @dataclass
 class _Inlet:
-    """Holds the messages that arrive over one boundary in one direction: their kind once known, and the header until
-    then.
-    """
+    """Holds messages that arrive over one boundary in one direction: their kind once known, till then the header."""
 
     kind: TensorKind | None = None
     header: Tensor | None = None
@@ -246,10 +244,7 @@ class Channels:
 
 
 def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
-    """Return channels between the owners of neighbouring stages; every rank of the job must call it at the same point.
-
-    Raises :class:`DisagreementError` on all of them if one names other owners.
-    """
+    """Return channels between neighbouring stages, on all ranks; :class:`DisagreementError` if owners differ."""
     agree({"the stages' owners": tuple(owners)})
     if not mesh.pp.group:
         return Channels(mesh.pp_ranks, has_tags=True, groups={})

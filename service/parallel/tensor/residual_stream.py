@@ -37,9 +37,7 @@ class ResidualStream(Protocol):
         """Divide a replicated value into the stream."""
 
     def shared(self, weight: Tensor) -> Tensor:
-        """Return a replicated parameter, for use on this rank's part of the stream; its gradient is complete
-        everywhere.
-        """
+        """Return a replicated parameter, to use on this rank's part of the stream; its gradient is complete on all."""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,4 @@ class Rule:
 
 
 Factory = Callable[[Any, Sequence[UpdateGroup], torch.device], Sequence[Rule]]
-"""Makes the rules of a configuration; an :class:`~service.jobs.plugins.OptimizerKind` names one. Each parameter of the
-groups is in one rule.
-"""
+"""Makes an :class:`~service.jobs.plugins.OptimizerKind`'s rules. Each parameter of the groups is in one rule."""

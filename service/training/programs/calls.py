@@ -23,9 +23,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Pattern:
-    """The calls of one phase: the ways in which each module was called, and how often in a step, at least and at
-    most.
-    """
+    """A phase's calls: the ways in which each module was called, and how often in a step, at least and at most."""
 
     ways: frozenset[tuple[str, ...]]
     times: Mapping[str, tuple[int, int]]

@@ -53,10 +53,7 @@ def attack(
 def attack_from_many_samples(
     model: ModelUnderVerification, specification: Specification, samples: int, seed: int, deadline: float
 ) -> Counterexample | None:
-    """Attack by short steps from the best of very many random inputs: counterexamples may be rare.
-
-    It is part of a search over inputs, whatever the job's budget for the attack before it.
-    """
+    """Attack by short steps from the best of very many samples, in a search, whatever the job's budget."""
     settings = model.settings.attack
     restarts = max(settings.search_restarts, settings.search_restarts_per_disjunct * specification.disjunct_count)
     descent = _ProjectedGradientDescent(model, specification, deadline, seed, restarts)
@@ -143,9 +140,7 @@ class _ProjectedGradientDescent:
         return x, excess_at(self.model, self.specification, x, self.batch_size)
 
     def _first_steps(self, between: tuple[float, float]) -> Tensor:
-        """Return the lengths of the first steps ``(restarts, 1)`` as shares of the box's width: eight for each target,
-        in geometric order.
-        """
+        """Return first steps' lengths ``(restarts, 1)`` as shares of the width: eight for each target, geometric."""
         shortest, longest = between
         steps = shortest * (longest / shortest) ** ((self.turns % 8) / 7)
         return steps.unsqueeze(1).to(self.model.dtype)
@@ -213,9 +208,7 @@ class _AdamOfBox:
         self.mean, self.mean_square = torch.zeros_like(box.lower), torch.zeros_like(box.lower)
 
     def moved(self, x: Tensor, gradient: Tensor, share: Tensor) -> Tensor:
-        """Return ``x`` ``(n, features)`` after steps of about a ``share`` of the box's width, from all gradients so
-        far.
-        """
+        """Return ``x`` ``(n, features)`` after steps of about a ``share`` of the box's width, by all gradients."""
         gradient = gradient * self.width
         # Sizes of gradients differ by orders of magnitude along a descent: the mean would be that of the largest alone.
         gradient = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
@@ -296,9 +289,7 @@ def _confirm_nearest(
 
 @torch.no_grad()
 def excess_at(model: ModelUnderVerification, specification: Specification, x: Tensor, batch_size: int) -> Tensor:
-    """Return the :meth:`Specification.excess` ``(n, rows)`` at inputs ``(n, features)``, +inf if outputs are
-    NaN.
-    """
+    """Return the :meth:`Specification.excess` ``(n, rows)`` at inputs ``(n, features)``, +inf if outputs are NaN."""
     parts = model.in_parts(len(x), batch_size, lambda part: specification.excess(model.outputs(x[part]), x[part]))
     return torch.cat(parts).nan_to_num(nan=torch.inf)
 

@@ -64,27 +64,24 @@ class Search(Protocol):
     """A branch and bound over one specification, which can continue where it stopped."""
 
     def run(self, deadline: float) -> SearchResult:
-        """Search until it is decided, or ``deadline`` (``time.monotonic``) has passed. Results of earlier calls
-        count.
-        """
+        """Search until it is decided, or ``deadline`` (``time.monotonic``) is past. Earlier calls' results count."""
 
 
-class SearchStrategy(Protocol):
-    """Begins a search, which plans until ``deadline`` (``time.monotonic``).
+@dataclass(frozen=True, eq=False)
+class SearchTask:
+    """What a search decides until ``deadline``; ``method`` bounds roots and boxes, ``listener`` hears of rounds."""
 
-    ``method`` bounds the root, and boxes of inputs. ``listener`` hears of every round. Raises
-    :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, if it cannot begin.
-    """
+    model: ModelUnderVerification
+    specification: Specification
+    method: Method
+    deadline: float
+    listener: ProgressListener
 
-    def __call__(
-        self,
-        model: ModelUnderVerification,
-        specification: Specification,
-        method: Method,
-        deadline: float,
-        listener: ProgressListener,
-    ) -> Search:
-        """Return the search, begun."""
+
+SearchStrategy = Callable[[SearchTask], Search]
+"""Begins a search. Raises :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, if it
+cannot begin.
+"""
 
 
 @dataclass(frozen=True)

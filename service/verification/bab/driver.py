@@ -24,11 +24,10 @@ from service.verification.bab.activations.search import begin_splitting_activati
 from service.verification.bab.attack import attack
 from service.verification.bab.decision import (
     Decision,
-    ProgressListener,
-    Search,
     SearchProgress,
     SearchResult,
     SearchStrategy,
+    SearchTask,
     Technique,
 )
 from service.verification.bab.inputs.search import begin_splitting_inputs
@@ -249,9 +248,7 @@ class _Decider:
         return result, technique
 
     def _courses(self, specification: Specification) -> list[Course]:
-        """Return the searches that may decide a specification. If more than a few inputs vary, half a box is
-        hardly easier than the box, so activations are split first.
-        """
+        """Return the searches that may decide it: of more than a few inputs, activations are split first."""
         settings, splittable = self.model.settings, _has_activations(self.model)
         technique = technique_for(specification, settings.inputs.most_inputs)
         found = [technique]
@@ -264,7 +261,8 @@ class _Decider:
         nothing_to_split = technique is Technique.ACTIVATIONS and not splittable
         begin = _Unsplit if nothing_to_split else SEARCHES[technique]
         return Course(
-            technique, lambda deadline, listen: begin(self.model, specification, self.method, deadline, listen)
+            technique,
+            lambda deadline, listen: begin(SearchTask(self.model, specification, self.method, deadline, listen)),
         )
 
     def _late(self, deadline: float) -> bool:
@@ -301,21 +299,15 @@ def _has_activations(model: ModelUnderVerification) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Unsplit(Search):
-    """Bounds the whole box, if activations cannot be split because a model or one of its stages has none: a search with
-    one domain for each disjunct.
-    """
+class _Unsplit:
+    """Bounds the whole box, one domain for each disjunct, where a model or stage has no activations to split."""
 
-    model: ModelUnderVerification
-    specification: Specification
-    method: Method
-    deadline: float
-    listener: ProgressListener
+    task: SearchTask
 
     @torch.no_grad()
     def run(self, deadline: float) -> SearchResult:
         """Bound the whole box by the method, and by optimisation if CROWN leaves it open."""
-        model, method, disjuncts = self.model, self.method, self.specification.disjunct_count
+        model, method, disjuncts = self.task.model, self.task.method, self.task.specification.disjunct_count
         bound, shortage = -inf, None
         is_crown = method.intermediate is IntermediateBounds.LINEAR and not method.optimises
         for bounding in (method, ALPHA_CROWN) if is_crown else (method,):
@@ -325,11 +317,11 @@ class _Unsplit(Search):
                     bound = max(bound, model.together(STAGE, partial(self._least_margin, bounding)))
                 except MemoryShortageError as error:
                     shortage = error
-        self.listener(SearchProgress(disjuncts, 0 if bound > 0 else disjuncts, bound))
+        self.task.listener(SearchProgress(disjuncts, 0 if bound > 0 else disjuncts, bound))
         return SearchResult(Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, disjuncts, bound, shortage)
 
     def _least_margin(self, method: Method) -> float:
-        return float(_margins(self.model, self.specification, method).min())
+        return float(_margins(self.task.model, self.task.specification, method).min())
 
 
 @torch.no_grad()

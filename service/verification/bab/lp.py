@@ -156,9 +156,7 @@ class LinearPrograms:
         return unstable.index_fill(1, split, False).any(dim=1)
 
     def _sides(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
-        """Return, by non-linear node, whether the value that selects its piece is above 0 in a domain, ``(1,
-        *shape)``.
-        """
+        """Return, by non-linear node, whether the value selecting its piece is above 0 in a domain, ``(1, *shape)``."""
         preactivations = Preactivations.of(self.network)
         splits = self._neuron_index.localise(domain.index, domain.sign)
         positive = (bounds.lower >= 0).scatter(1, splits.index[splits.sign > 0][None], True)

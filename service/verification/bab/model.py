@@ -41,9 +41,7 @@ def has_steps(graph: Graph) -> bool:
 
 
 class RampedGraph(ExecutableGraph):
-    """``(n, features)`` to ``(n, outputs)``: the function itself, with the gradients of one whose steps are ramps
-    (straight-through, Bengio et al., 2013).
-    """
+    """``(n, features)`` to ``(n, outputs)``, with gradients as of ramps (straight-through, Bengio et al., 2013)."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
@@ -138,9 +136,7 @@ class ModelUnderVerification:
 
     @property
     def ramped(self) -> RampedGraph | None:
-        """Return the model in float64 with steps that pass gradients; ``None`` if it has no steps, or if other
-        ranks have a part of it.
-        """
+        """Return the model in float64 with ramps for steps; ``None`` without steps, or if other ranks have a part."""
         if not self.engine.is_alone or not has_steps(self.network.graph):
             return None
         module = self.float64_module
@@ -172,10 +168,7 @@ class ModelUnderVerification:
         return result
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Return the outputs for inputs ``(n, features)``, differentiable.
-
-        On tensor-parallel ranks they are equal to the last bit, so that decisions from them are too.
-        """
+        """Return differentiable outputs at ``(n, features)``, equal to the last bit on tensor-parallel ranks."""
         tp_group = self.network.tp_group
         return tp_group.agree(self.module(tp_group.agree(x)))
 

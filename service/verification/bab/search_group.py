@@ -67,10 +67,7 @@ class WorkTransfer(Protocol):
     """A rank's open subproblems, which can be handed over as rows of numbers."""
 
     def give(self, count: int, width: int) -> Tensor:
-        """Take out ``count`` subproblems: float64 ``(count, width)``, where ``width`` is at least their own.
-
-        If memory runs out, all of them stay.
-        """
+        """Take out ``count`` subproblems, padded to float64 ``(count, width)``; all stay if memory runs out."""
 
     def receive(self, rows: Tensor) -> None:
         """Put in the subproblems that another rank gave."""
@@ -78,10 +75,7 @@ class WorkTransfer(Protocol):
 
 @dataclass(frozen=True)
 class SearchGroup:
-    """The ranks of ``axis``; every one calls the same methods in the same order.
-
-    What is handed over in a round has at most ``most_moved`` numbers.
-    """
+    """The ranks of ``axis``, which all call the same in order; at most ``most_moved`` numbers move in a round."""
 
     axis: Axis = SINGLE
     most_moved: int = 2**23
@@ -131,10 +125,7 @@ class SearchGroup:
         return GroupState(everyone, self.first(counterexample, device), moves)
 
     def rebalance(self, state: GroupState, transfer: WorkTransfer, device: torch.device) -> list[Tensor]:
-        """Carry out the planned moves, and return the rows for this rank.
-
-        If a rank has no memory for them, all rows go back to their senders.
-        """
+        """Carry out the planned moves, and return this rank's rows; all go back if a rank has no memory for its own."""
         if not state.moves:
             return []
         given, everything = list[Tensor](), None

@@ -71,9 +71,7 @@ class Turns:
         return self._result(course), course.technique
 
     def _next(self, waiting: Sequence[Course], last: Course, taken: float) -> tuple[Course, float]:
-        """Return whose turn is next, and its length: each search gets a turn, and the one with the best bound a
-        longer one.
-        """
+        """Return whose turn is next, and its length: each search gets one, the one with the best bound a longer one."""
         course = waiting[(waiting.index(last) + 1) % len(waiting)] if last in waiting else waiting[0]
         if len(waiting) == 1:
             return course, inf

@@ -35,10 +35,7 @@ __all__ = ["LoadedTasks", "bring_runtime", "load_tasks"]
 
 
 def bring_runtime(spec: VerifySpec) -> None:
-    """Import onnxruntime if the job needs it, while a thread may start the device.
-
-    Its errors are raised where it is used.
-    """
+    """Import onnxruntime if needed, while a thread may start the device; its errors are raised where it is used."""
     if isinstance(spec.model, FromOnnx) or isinstance(spec.property, InstancesProperty):
         with suppress(ImportError):
             importlib.import_module("onnxruntime")
@@ -76,10 +73,7 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
 
 
 def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[Task | RefusedModel]:
-    """Yield, for each model of the archive, a task with its instances, or the reason why there is none.
-
-    On a mesh an unsupported model raises, since every rank would have to skip it.
-    """
+    """Yield each model's task with its instances, or why there is none; on a mesh, unsupported ones raise."""
     archive = data.file(file)
     try:
         with bundle(archive) as opened:

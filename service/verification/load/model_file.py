@@ -38,9 +38,7 @@ PropertyOfSizes = Callable[[tuple[int, int]], Property]
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """An ONNX file, whose content is read only when needed. ``name`` depends on the content alone; ``size`` is the
-    file's bytes, compressed or not.
-    """
+    """An ONNX file, read only when needed. ``name`` depends on the content alone; ``size`` is the file's bytes."""
 
     cache: Path
     name: str

@@ -76,18 +76,14 @@ class TaskLoader:
         return arithmetic_of(self.spec).for_numbers(self.dtype)
 
     def engine_of_module(self, module: nn.Module, input_shape: Sequence[int]) -> BoundingEngine:
-        """Trace a module, this rank's part of the model, and return the model's engine; all ranks of the model call
-        it.
-        """
+        """Trace a module, this rank's part of the model, into the model's engine; all ranks of the model call it."""
         self.report.phase("preparing")
         if self.line.size > 1:
             return StagesEngine(prepare_stages(module, input_shape, self.mesh.tp, self.line), self.arithmetic)
         return NetworkEngine(prepare(module, input_shape, self.mesh.tp), self.arithmetic, self.device)
 
     def engine_of_content(self, module: nn.Module, input_shape: Sequence[int], content: str) -> BoundingEngine:
-        """Return the engine of a module that this rank has whole, traced now or by an earlier job; ``content`` names
-        its file.
-        """
+        """Return the engine of a module that this rank has whole, traced now or by an earlier job of ``content``."""
         self.report.phase("preparing")
         like = next(chain(module.parameters(), module.buffers()))
         graph = self.traces.graph(content, like.dtype, like.device, lambda: capture(module, input_shape))

@@ -11,8 +11,8 @@ from nets import Residual, ball_around, mlp, output_bounds, prepared, redraw
 from torch import Tensor, nn
 
 from service.bounds.near import NearLayers, offsets
+from service.bounds.near.layers import near_values
 from service.bounds.near.offsets import NearPieces
-from service.bounds.near.values import near_values
 
 DOUBLE = torch.float64
 

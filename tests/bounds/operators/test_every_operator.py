@@ -22,9 +22,9 @@ from service.bounds.interval import Interval
 from service.bounds.onnx import load
 from service.bounds.operators import LINEAR, NONLINEAR, OPERATORS, by_overload
 from service.bounds.operators.base import Operator
+from service.bounds.operators.elementary import Tanh
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.operators.smooth import SmoothActivation
-from service.bounds.operators.tanh import Tanh
 from service.bounds.rank_group import RankGroup
 
 Function = Callable[[Tensor], Tensor]

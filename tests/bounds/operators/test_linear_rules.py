@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from service.bounds.graph import Node, Ref
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
-from service.bounds.methods.ibp import propagate
+from service.bounds.methods.passes import propagate
 from service.bounds.network import Network
 from service.bounds.operators import convolution, linear
 from service.bounds.operators.convolution import Convolution

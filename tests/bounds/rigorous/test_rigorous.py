@@ -21,9 +21,9 @@ from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.activation import Activation
 from service.bounds.operators.allowance import lines_step
 from service.bounds.operators.base import LinearOperator
+from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.optimise import Ascent
 from service.bounds.rank_group import RankGroup

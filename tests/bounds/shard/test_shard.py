@@ -18,7 +18,7 @@ from service.bounds.capture import capture
 from service.bounds.methods import BoundOptions
 from service.bounds.network import Network, from_graph
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.activation import Activation
+from service.bounds.operators.elementwise import Activation
 from service.bounds.shard import regions, shard
 from service.parallel.mesh import Axis
 

@@ -34,7 +34,7 @@ def test_what_only_the_autograd_graph_holds_is_told_once_by_the_mark_that_came_t
 
 
 def test_a_gradient_that_a_result_retains_is_told_once_for_each_line_that_reads_it() -> None:
-    reads = tuple(RetainedRead(CALL, iteration, SITE) for iteration in range(3))
+    reads = tuple(RetainedRead(iteration, SITE, CALL) for iteration in range(3))
     (message,) = messages(Usage(retained=reads))
     assert message.startswith(
         "the gradient that a result of lens retains is read at train.py:7 in step (iterations 0, 1"

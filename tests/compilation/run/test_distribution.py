@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 
 from service.compilation.run.built_program import BuiltProgram, build, record_step
-from service.compilation.run.distribution import PLAN, _standing_out, slopes
+from service.compilation.run.distribution import _standing_out, slopes
 from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key
 from service.compilation.rungs import RUNGS, Rung
@@ -148,4 +148,4 @@ def samples(seed: int, factor: float = 1.0, shift: float = 0.0) -> dict[tuple[st
 )
 def test_means_and_variances_that_stand_out_are_named(factor: float, shift: float, what: str) -> None:
     for seed in range(4):
-        assert _standing_out(samples(seed), samples(100 + seed, factor, shift), Tolerance().absolute, PLAN) == what
+        assert _standing_out(samples(seed), samples(100 + seed, factor, shift), Tolerance().absolute) == what

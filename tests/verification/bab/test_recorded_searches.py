@@ -96,11 +96,11 @@ def test_records_that_were_not_used_for_longest_make_room() -> None:
     settings = OptimiserSettings(2, slope_step=0.1)
     # A quarter of what is free, as it is without records, holds 50 domains at a time.
     records = of_records(domain_bounds, Plain)
-    records.free = lambda: 200 - sum(size.count for size in records._kept)
+    records.free = lambda: 200 - sum(size.domains for size in records._kept)
     held = []
     for domains in batches:
         records.optimise(domains, settings, domain_bounds.scale)
-        held.append([size.count for size in records._kept])
+        held.append([size.domains for size in records._kept])
     assert held == [[8], [8, 16], [16, 32], [32, 8], [32, 8]]
     records.forget()
     assert not records._kept

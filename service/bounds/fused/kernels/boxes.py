@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from service.bounds.fused.kernels.places import entries_from, row_of_program
+
 PLACED = ["rows", "channels", "tall", "broad", "height", "width", "place_batch"]
 PLACED += ["stride_down", "stride_across", "offset_down", "offset_across"]
 
@@ -12,13 +14,11 @@ PLACED += ["stride_down", "stride_across", "offset_down", "offset_across"]
 @triton.jit(do_not_specialize=["rows"])
 def forward_least(a, centre, radius, out, n, rows, a_batch, a_row, BLOCK: tl.constexpr):
     """``Σ a·centre − |a|·radius`` of each row; centre and radius are ``(batch, n)``."""
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     begin = a + instance * a_batch + row * a_row
     total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
     for first in range(0, n, BLOCK):
-        j = first + tl.arange(0, BLOCK)
-        here = j < n
+        j, here = entries_from(first, n, BLOCK)
         x = tl.load(begin + j, here, 0.0)
         total += x * tl.load(centre + instance * n + j, here, 0.0)
         total -= tl.abs(x) * tl.load(radius + instance * n + j, here, 0.0)
@@ -27,13 +27,11 @@ def forward_least(a, centre, radius, out, n, rows, a_batch, a_row, BLOCK: tl.con
 
 @triton.jit(do_not_specialize=["rows"])
 def backward_least(a, centre, radius, onto, to_a, n, rows, a_batch, a_row, BLOCK: tl.constexpr):
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     begin = a + instance * a_batch + row * a_row
     gradient = tl.load(onto + program)
     for first in range(0, n, BLOCK):
-        j = first + tl.arange(0, BLOCK)
-        here = j < n
+        j, here = entries_from(first, n, BLOCK)
         x = tl.load(begin + j, here, 0.0)
         middle = tl.load(centre + instance * n + j, here, 0.0)
         spread = tl.load(radius + instance * n + j, here, 0.0)
@@ -49,9 +47,7 @@ def _moved(place, stride, offset):
 
 @triton.jit
 def _shown(e, here, instance, down, across, channels, tall, broad, height, width):
-    """Return the positions of entries ``e`` of a patch ``(channels, height, width)`` in its image, and which are
-    inside.
-    """
+    """Return places of entries ``e`` of a patch ``(channels, height, width)`` in its image, and which are inside."""
     channel, rest = e // (height * width), e % (height * width)
     y, x = down + rest // width, across + rest % width
     inside = here & (y >= 0) & (y < tall) & (x >= 0) & (x < broad)
@@ -68,16 +64,13 @@ def lines_in_patches(
 
     ``place`` is ``(batch or 1, rows, 2)``, to be multiplied and moved to get a patch's upper left corner.
     """
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     n = channels * height * width
     corner = place + instance * place_batch + row * 2
-    down = _moved(corner, stride_down, offset_down)
-    across = _moved(corner + 1, stride_across, offset_across)
+    down, across = _moved(corner, stride_down, offset_down), _moved(corner + 1, stride_across, offset_across)
     total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
     for first in range(0, n, BLOCK):
-        e = first + tl.arange(0, BLOCK)
-        here = e < n
+        e, here = entries_from(first, n, BLOCK)
         at, inside = _shown(e, here, instance, down, across, channels, tall, broad, height, width)
         x = tl.load(a + instance * a_batch + row * a_row + e, here, 0.0)
         low, high = tl.load(lower + at, inside, 0.0), tl.load(upper + at, inside, 0.0)
@@ -96,16 +89,13 @@ def least_in_patches(
     a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the least value of each row's patch over boxes of images; see ``lines_in_patches``."""
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     n = channels * height * width
     corner = place + instance * place_batch + row * 2
-    down = _moved(corner, stride_down, offset_down)
-    across = _moved(corner + 1, stride_across, offset_across)
+    down, across = _moved(corner, stride_down, offset_down), _moved(corner + 1, stride_across, offset_across)
     total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
     for first in range(0, n, BLOCK):
-        e = first + tl.arange(0, BLOCK)
-        here = e < n
+        e, here = entries_from(first, n, BLOCK)
         at, inside = _shown(e, here, instance, down, across, channels, tall, broad, height, width)
         x = tl.load(a + instance * a_batch + row * a_row + e, here, 0.0)
         low, high = tl.load(lower + at, inside, 0.0) / 2, tl.load(upper + at, inside, 0.0) / 2

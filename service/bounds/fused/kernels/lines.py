@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from service.bounds.fused.kernels.places import entries_from, row_of_program
+
 
 @triton.jit
 def _start(a, index, a_batch, a_row, index_batch, instance, row, n, pairs, INDEXED: tl.constexpr):
@@ -13,6 +15,12 @@ def _start(a, index, a_batch, a_row, index_batch, instance, row, n, pairs, INDEX
         picked = tl.load(index + instance * index_batch + row % pairs)
         return a + picked * n, tl.where(row < pairs, 1.0, -1.0)
     return a + instance * a_batch + row * a_row, 1.0
+
+
+@triton.jit
+def _load_signed(at, here, sign, INDEXED: tl.constexpr):
+    x = tl.load(at, here, 0.0)
+    return (x * sign).to(x.dtype) if INDEXED else x
 
 
 @triton.jit
@@ -39,18 +47,14 @@ def forward_lines(
     With FREE a lower slope is that of ``free`` ``(batch, rows, frees)`` where ``codes`` ``(batch, n)`` is 0 or more:
     there. A code of −2 − k marks an entry that is not open although place k is its own; −1 has none.
     """
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     begin, sign = _start(a, index, a_batch, a_row, index_batch, instance, row, n, pairs, INDEXED)
     lower_at = instance * lower_batch + row * lower_row
     upper_at = upper + instance * upper_batch + row * upper_row
     total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
     for first in range(0, n, BLOCK):
-        j = first + tl.arange(0, BLOCK)
-        here = j < n
-        x = tl.load(begin + j, here, 0.0)
-        if INDEXED:
-            x = (x * sign).to(out.dtype.element_ty)
+        j, here = entries_from(first, n, BLOCK)
+        x = _load_signed(begin + j, here, sign, INDEXED)
         low, _ = _lower_slope(lower, free, codes, lower_at, j, here, flattest, instance, program * frees, n, FREE)
         high = tl.load(upper_at + j, here, 0.0)
         tl.store(out + program * n + j, (x * tl.where(x > 0, low, high)).to(out.dtype.element_ty), here)
@@ -75,19 +79,15 @@ def backward_lines(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of ``forward_lines``, from those onto its coefficients and its bias."""
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     begin, sign = _start(a, index, a_batch, a_row, index_batch, instance, row, n, pairs, INDEXED)
     lower_at = instance * lower_batch + row * lower_row
     upper_at = upper + instance * upper_batch + row * upper_row
     if BELOW or ABOVE:
         constant_gradient = tl.load(onto_bias + program)
     for first in range(0, n, BLOCK):
-        j = first + tl.arange(0, BLOCK)
-        here = j < n
-        x = tl.load(begin + j, here, 0.0)
-        if INDEXED:
-            x = (x * sign).to(onto.dtype.element_ty)
+        j, here = entries_from(first, n, BLOCK)
+        x = _load_signed(begin + j, here, sign, INDEXED)
         gradient = tl.load(onto + program * n + j, here, 0.0)
         positive = x > 0
         at = program * n + j

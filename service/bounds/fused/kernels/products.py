@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from service.bounds.fused.kernels.places import entries_from, row_of_program
+
 
 @triton.jit
 def _planes(positive, place, x_low, x_high, y_low, y_high):
@@ -31,6 +33,14 @@ def _load_ends(low, high, at, here):
 
 
 @triton.jit
+def _load_matrices(x_low, x_high, x_at, x_here, y_low, y_high, y_at, y_here):
+    """Return the ends of both factors, ``(height, inner, 1)`` and ``(1, inner, width)``."""
+    lx, ux = _load_ends(x_low, x_high, x_at, x_here)
+    ly, uy = _load_ends(y_low, y_high, y_at, y_here)
+    return lx[:, :, None], ux[:, :, None], ly[None, :, :], uy[None, :, :]
+
+
+@triton.jit
 def _places_in_matrix(i, j, height, width):
     """Return the places of rows ``i`` and columns ``j`` in a matrix, and which of them it has."""
     return i[:, None] * width + j[None, :], (i < height)[:, None] & (j < width)[None, :]
@@ -41,12 +51,10 @@ def forward_products(
     a, places, x_low, x_high, y_low, y_high, to_x, to_y, bias, n, rows, a_batch, a_row, BLOCK: tl.constexpr
 ):
     """Coefficients of products entry by entry; bounds are ``(batch, n)``, places ``(batch, rows, n)``."""
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     total = tl.zeros([BLOCK], dtype=to_x.dtype.element_ty)
     for first in range(0, n, BLOCK):
-        j = first + tl.arange(0, BLOCK)
-        here = j < n
+        j, here = entries_from(first, n, BLOCK)
         c = tl.load(a + instance * a_batch + row * a_row + j, here, 0.0)
         place = tl.load(places + program * n + j, here, 0.0)
         lx, ux = _load_ends(x_low, x_high, instance * n + j, here)
@@ -63,12 +71,10 @@ def backward_products(
     a, places, x_low, x_high, y_low, y_high, onto_x, onto_y, onto_bias, to_a, to_places, n, rows, a_batch, a_row,
     TO_A: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     gradient = tl.load(onto_bias + program)
     for first in range(0, n, BLOCK):
-        j = first + tl.arange(0, BLOCK)
-        here = j < n
+        j, here = entries_from(first, n, BLOCK)
         c = tl.load(a + instance * a_batch + row * a_row + j, here, 0.0)
         place = tl.load(places + program * n + j, here, 0.0)
         lx, ux = _load_ends(x_low, x_high, instance * n + j, here)
@@ -90,8 +96,7 @@ def forward_matrices(
 
     A program works on one head of one row; ``places`` are ``(batch, rows, heads, height, inner, width)``.
     """
-    program = tl.program_id(0).to(tl.int64)
-    line, head = program // heads, program % heads
+    program, line, head = row_of_program(heads)
     instance, row = line // rows, line % rows
     i, k, j = tl.arange(0, HEIGHT), tl.arange(0, INNER), tl.arange(0, WIDTH)
     entries, c_here = _places_in_matrix(i, j, height, width)
@@ -99,9 +104,9 @@ def forward_matrices(
     y_at, y_here = _places_in_matrix(k, j, inner, width)
     c = tl.load(a + instance * a_batch + row * a_row + head * height * width + entries, c_here, 0.0)[:, None, :]
     matrix = instance * heads + head
-    lx, ux = _load_ends(x_low, x_high, matrix * height * inner + x_at, x_here)
-    ly, uy = _load_ends(y_low, y_high, matrix * inner * width + y_at, y_here)
-    lx, ux, ly, uy = lx[:, :, None], ux[:, :, None], ly[None, :, :], uy[None, :, :]
+    lx, ux, ly, uy = _load_matrices(
+        x_low, x_high, matrix * height * inner + x_at, x_here, y_low, y_high, matrix * inner * width + y_at, y_here
+    )
     terms = x_at[:, :, None] * width + j[None, None, :]
     here = x_here[:, :, None] & (j < width)[None, None, :]
     place = tl.load(places + program * height * inner * width + terms, here, 0.0)
@@ -117,8 +122,7 @@ def backward_matrices(
     rows, heads, height, inner, width, a_batch, a_row,
     TO_A: tl.constexpr, HEIGHT: tl.constexpr, INNER: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    line, head = program // heads, program % heads
+    program, line, head = row_of_program(heads)
     instance, row = line // rows, line % rows
     i, k, j = tl.arange(0, HEIGHT), tl.arange(0, INNER), tl.arange(0, WIDTH)
     entries, c_here = _places_in_matrix(i, j, height, width)
@@ -126,9 +130,9 @@ def backward_matrices(
     y_at, y_here = _places_in_matrix(k, j, inner, width)
     c = tl.load(a + instance * a_batch + row * a_row + head * height * width + entries, c_here, 0.0)[:, None, :]
     matrix = instance * heads + head
-    lx, ux = _load_ends(x_low, x_high, matrix * height * inner + x_at, x_here)
-    ly, uy = _load_ends(y_low, y_high, matrix * inner * width + y_at, y_here)
-    lx, ux, ly, uy = lx[:, :, None], ux[:, :, None], ly[None, :, :], uy[None, :, :]
+    lx, ux, ly, uy = _load_matrices(
+        x_low, x_high, matrix * height * inner + x_at, x_here, y_low, y_high, matrix * inner * width + y_at, y_here
+    )
     gx = tl.load(onto_x + program * height * inner + x_at, x_here, 0.0)[:, :, None]
     gy = tl.load(onto_y + program * inner * width + y_at, y_here, 0.0)[None, :, :]
     gradient = tl.load(onto_bias + line)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from service.bounds.fused.kernels.places import entries_from, row_of_program
+
 
 @triton.jit
 def _table_line(slopes, intercepts, place, x, j, here, instance, n, lines):
@@ -25,12 +27,10 @@ def _table_line(slopes, intercepts, place, x, j, here, instance, n, lines):
 @triton.jit(do_not_specialize=["rows", "lines"])
 def forward_table(a, places, slopes, intercepts, out, bias, n, rows, lines, a_batch, a_row, BLOCK: tl.constexpr):
     """Coefficients through the lines at ``places`` ``(batch, rows, n)``."""
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
     for first in range(0, n, BLOCK):
-        j = first + tl.arange(0, BLOCK)
-        here = j < n
+        j, here = entries_from(first, n, BLOCK)
         x = tl.load(a + instance * a_batch + row * a_row + j, here, 0.0)
         place = tl.load(places + program * n + j, here, 0.0)
         slope, intercept, _, _ = _table_line(slopes, intercepts, place, x, j, here, instance, n, lines)
@@ -44,12 +44,10 @@ def backward_table(
     a, places, slopes, intercepts, onto, onto_bias, to_a, to_places, n, rows, lines, a_batch, a_row,
     TO_A: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    instance, row = program // rows, program % rows
+    program, instance, row = row_of_program(rows)
     constant = tl.load(onto_bias + program)
     for first in range(0, n, BLOCK):
-        j = first + tl.arange(0, BLOCK)
-        here = j < n
+        j, here = entries_from(first, n, BLOCK)
         x = tl.load(a + instance * a_batch + row * a_row + j, here, 0.0)
         place = tl.load(places + program * n + j, here, 0.0)
         gradient = tl.load(onto + program * n + j, here, 0.0)

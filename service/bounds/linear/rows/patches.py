@@ -21,9 +21,7 @@ WORTHWHILE = 0.7
 
 
 def image_of(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Return channels, height and width of a value that is an image, whatever dimensions of length 1 stand before
-    them.
-    """
+    """Return channels, height and width of a value that is an image, whatever dimensions of length 1 precede them."""
     if len(shape) < len(IMAGE) or any(length != 1 for length in shape[: -len(IMAGE)]):
         return None
     return (shape[-3], shape[-2], shape[-1])
@@ -50,9 +48,7 @@ class Patches(StructuredRows):
 
     @staticmethod
     def at(index: Tensor, channels: Tensor, grid: Pair) -> Patches:
-        """Return ``channels`` ``(b, rows, c, height, width)`` around the entries ``index`` ``(b, rows)`` of an
-        image.
-        """
+        """Return ``channels`` ``(b, rows, c, height, width)`` around entries ``index`` ``(b, rows)`` of an image."""
         place = index.remainder(grid[0] * grid[1])
         return Patches(channels, torch.stack([place // grid[1], place.remainder(grid[1])], dim=2), grid)
 
@@ -92,9 +88,7 @@ class Patches(StructuredRows):
         return down, right
 
     def of(self, image: Tensor) -> Tensor:
-        """Return the patches of ``(batch, …, channels, height, width)``, zero outside of it, shaped like
-        ``values``.
-        """
+        """Return patches of ``(batch, …, channels, height, width)``, zero outside of it, shaped like ``values``."""
         image = image.reshape(len(image), *image.shape[-3:])
         (top, bottom), (left, right) = self.margins(tuple(image.shape[1:]))
         padded = functional.pad(image, (left, right, top, bottom))

@@ -36,10 +36,7 @@ class StructuredRows(ABC):
 
 @dataclass(frozen=True, eq=False)
 class GatheredRows(StructuredRows):
-    """Rows of a constant ``matrix`` ``(m, n)``: those that ``index`` ``(batch or 1, rows)`` names.
-
-    With ``mirrored`` their negatives follow.
-    """
+    """Rows ``index`` ``(batch or 1, rows)`` of a constant ``matrix`` ``(m, n)``, and negatives if ``mirrored``."""
 
     matrix: Tensor
     index: Tensor

@@ -32,10 +32,7 @@ class Branched:
 
 @dataclass(frozen=True, eq=False)
 class _Candidates:
-    """Entries ``index`` that may be split ``at`` a value, ``(n, k)``, and first multipliers of both halves.
-
-    ``prior`` decides if bounds of the halves show no gain.
-    """
+    """Entries ``index`` ``(n, k)`` that may be split ``at`` a value, first multipliers, and ``prior`` scores."""
 
     index: Tensor
     at: Tensor
@@ -52,10 +49,7 @@ class ActivationBranching:
     """Splits domains of ``domain_bounds`` at the entries that ``scores`` nominate."""
 
     def __init__(
-        self,
-        domain_bounds: DomainBounds,
-        scores: Sequence[ActivationScore],
-        settings: BranchingSettings,
+        self, domain_bounds: DomainBounds, scores: Sequence[ActivationScore], settings: BranchingSettings
     ) -> None:
         self.domain_bounds, self.network, self.scores = domain_bounds, domain_bounds.network, scores
         self.preactivations, self.settings = domain_bounds.preactivations, settings

@@ -71,10 +71,7 @@ class DomainBounds:
     """Bounds the domains of one search, or of one layer's, by the same ``objective``."""
 
     def __init__(
-        self,
-        objective: DualObjective,
-        memory: MemoryBudget = UNLIMITED,
-        settings: DomainBoundsSettings | None = None,
+        self, objective: DualObjective, memory: MemoryBudget = UNLIMITED, settings: DomainBoundsSettings | None = None
     ) -> None:
         self.settings = settings or DomainBoundsSettings()
         self.memory, self._planned, self._expires = memory, 0, -inf

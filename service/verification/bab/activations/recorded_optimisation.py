@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,10 +33,7 @@ def padded_size(count: int, least: int, finer_beyond: int) -> int:
 
 
 class _MultiplierAdam:
-    """Adam (Kingma and Ba, 2015) for the multipliers β, each at a rate of its own.
-
-    A multiplier that would change its sign stops at the kink. All state is in tensors that stay in place.
-    """
+    """Adam (Kingma and Ba, 2015) for β, each at its own rate, stopping at a change of sign; all state in place."""
 
     def __init__(self, like: Tensor, settings: OptimiserSettings) -> None:
         self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
@@ -177,10 +175,9 @@ class DirectOptimisation:
         """Free everything kept for speed alone."""
 
 
-@dataclass(frozen=True)
-class _Size:
-    count: int
-    depth: int
+class _Size(NamedTuple):
+    domains: int
+    splits: int
     settings: OptimiserSettings
 
 
@@ -235,7 +232,7 @@ class RecordedOptimisation:
         return DirectOptimisation(self.objective).optimise(domains, settings, scale)
 
     def _from_record(self, size: _Size, domains: Domains, scale: Tensor) -> Domains:
-        whole = domains.pad(size.count, size.depth)
+        whole = domains.pad(size.domains, size.splits)
         found = self._optimiser(size, whole, scale).run(whole)
         return found.rows(slice(len(domains))).cut(domains.depth)
 
@@ -255,10 +252,10 @@ class RecordedOptimisation:
 
     def _has_room(self, size: _Size) -> bool:
         """Return whether there is memory for one more record, perhaps after others were dropped."""
-        held, need = sum(each.count for each in self._kept) * self.cost, size.count * self.cost
+        held, need = sum(each.domains for each in self._kept) * self.cost, size.domains * self.cost
         limit = (self.free() - self.held + held) // self.settings.memory_divisor
         if need > min(limit, self.settings.largest_bytes):
             return False
         while held + need > limit:
-            held -= self._kept.drop_oldest().count * self.cost
+            held -= self._kept.drop_oldest().domains * self.cost
         return True

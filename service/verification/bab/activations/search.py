@@ -22,7 +22,6 @@ from torch import Tensor
 from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError
-from service.bounds.methods import Method
 from service.verification.bab.activations.branching import ActivationBranching
 from service.verification.bab.activations.certificates import certificates_of
 from service.verification.bab.activations.domain_bounds import DomainBounds
@@ -34,7 +33,7 @@ from service.verification.bab.activations.restarts import Restarts
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
-from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult
+from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, SearchTask
 from service.verification.bab.lp import LinearPrograms, LpResult
 from service.verification.bab.model import ModelUnderVerification, worst_first
 from service.verification.bab.search_group import SearchStatus
@@ -48,17 +47,13 @@ ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activat
 """The phases in which memory may run out."""
 
 
-def begin_splitting_activations(
-    model: ModelUnderVerification,
-    specification: Specification,
-    method: Method,
-    deadline: float,
-    listener: ProgressListener,
-) -> Search:
-    """Begin to split activations: a :class:`~service.verification.bab.decision.SearchStrategy`."""
-    model = replace(model, engine=model.engine.for_activation_search())
-    root = bound_root(model, specification, method, deadline)
-    return model.together(ROOTS, lambda: _ActivationSearch(model, specification, deadline, listener, root))
+def begin_splitting_activations(task: SearchTask) -> Search:
+    """Begin to split activations: a :data:`~service.verification.bab.decision.SearchStrategy`."""
+    model = replace(task.model, engine=task.model.engine.for_activation_search())
+    root = bound_root(model, task.specification, task.method, task.deadline)
+    return model.together(
+        ROOTS, lambda: _ActivationSearch(model, task.specification, task.deadline, task.listener, root)
+    )
 
 
 class _ActivationSearch:
@@ -195,10 +190,7 @@ class _ActivationSearch:
         return None
 
     def _if_memory_allows(self, run: Callable[[], T], losing: str | None = None) -> T | None:
-        """Return the result of ``run``, or ``None`` if memory runs out.
-
-        If that loses domains, ``losing`` names the step: the search ends undecided.
-        """
+        """Return what ``run`` does, ``None`` if memory runs out: a step ``losing`` domains then ends it undecided."""
         try:
             return run()
         except Exception as error:
@@ -336,10 +328,7 @@ class _ActivationSearch:
         return domains.rows(~proved)
 
     def _decide_unsplit(self, domains: Domains) -> Counterexample | None:
-        """Decide domains that no split tightens; most need only better multipliers.
-
-        Linear programs decide them if the model is piecewise linear; otherwise they are given up.
-        """
+        """Decide domains that no split tightens by better multipliers, or linear programs; else give them up."""
         if self.linear_programs.applies and len(domains):
             return self._solve_programs(self._optimise_from_scratch(domains))
         for domain in domains.each():

@@ -18,9 +18,15 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
-from service.bounds.methods import Method
 from service.verification.bab.attack import attack_boxes, attack_from_many_samples, gradient_batch_size
-from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, Technique
+from service.verification.bab.decision import (
+    ProgressListener,
+    Search,
+    SearchProgress,
+    SearchResult,
+    SearchTask,
+    Technique,
+)
 from service.verification.bab.heuristics import InputView
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer, LinearCut, clip_boxes
 from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory, factories_of
@@ -35,18 +41,13 @@ T = TypeVar("T")
 STAGE = "the search over inputs"
 
 
-def begin_splitting_inputs(
-    model: ModelUnderVerification,
-    specification: Specification,
-    method: Method,
-    deadline: float,
-    listener: ProgressListener,
-) -> Search:
-    """Begin to split inputs: a :class:`~service.verification.bab.decision.SearchStrategy`."""
+def begin_splitting_inputs(task: SearchTask) -> Search:
+    """Begin to split inputs: a :data:`~service.verification.bab.decision.SearchStrategy`."""
+    model, specification = task.model, task.specification
 
     def prepare() -> _InputSearch:
-        factories = factories_of(model.engine, method, specification.box(model.dtype), model.options)
-        return _InputSearch(model, specification, factories, deadline, listener)
+        factories = factories_of(model.engine, task.method, specification.box(model.dtype), model.options)
+        return _InputSearch(model, specification, factories, task.deadline, task.listener)
 
     return model.together(STAGE, prepare)
 
@@ -213,10 +214,7 @@ class _InputSearch:
         self.shortage, self.is_over = self.model.memory.shortage(STAGE, self.model.device, error), True
 
     def _if_memory_allows(self, run: Callable[[], T], *, losing_boxes: bool = False) -> T | None:
-        """Return the result of ``run``, or ``None`` if memory runs out.
-
-        If that loses boxes, nothing is proved of them: the search ends undecided.
-        """
+        """Return what ``run`` does, ``None`` if memory runs out: if that is ``losing`` boxes, it ends undecided."""
         try:
             return run()
         except Exception as error:
@@ -289,9 +287,7 @@ class _InputSearch:
         return found
 
     def _split(self, rest: Boxes, score: Tensor) -> None:
-        """Halve boxes by their scores ``(n, features)`` and put the halves into the pool: repeatedly while the
-        pool has too few for a round, so that a box may have more than two children.
-        """
+        """Halve boxes by scores ``(n, features)`` into the pool, repeatedly while it has too few for a round."""
         small = ~self._splittable(rest.box).any(dim=1)
         if bool(small.any()):
             self.least_stuck = min(self.least_stuck, float(rest.margins[small].nan_to_num(nan=-torch.inf).min()))
@@ -304,9 +300,7 @@ class _InputSearch:
         self.pool.put(rest)
 
     def _splittable(self, box: Interval) -> Tensor:
-        """Return the inputs ``(n, features)`` that can be halved: their middle is a different number, with room
-        around it.
-        """
+        """Return the inputs ``(n, features)`` that can be halved: their middle is another number, with room around."""
         size = torch.maximum(box.lower.abs(), box.upper.abs())
         return box.width > self.settings.smallest_width * self.width + 8 * torch.finfo(size.dtype).eps * size
 
@@ -328,9 +322,7 @@ class _InputSearch:
 
 
 def _least_proved(boxes: Boxes, clipped_box: Interval, margins: Tensor, is_open: Tensor) -> float:
-    """Return the least of the proved ``margins`` ``(n, disjuncts)``, but at most 0 if anything was clipped off:
-    more is not proved there.
-    """
+    """Return the least of the proved ``margins`` ``(n, disjuncts)``, at most 0 if clipped: more is not proved."""
     least = torch.where(boxes.open & ~is_open, margins, torch.inf).amin()
     is_clipped = (clipped_box.lower > boxes.box.lower) | (clipped_box.upper < boxes.box.upper)
     return float(torch.where(is_clipped.any(), least.clamp(max=0), least))

@@ -1,0 +1,75 @@
+"""Elementary functions of one variable, which torch computes as one operator each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, pi, sqrt
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from service.bounds.operators.conversion import Converter, entrywise
+from service.bounds.operators.curve import CLOSE, CLOSE_SLOPE, LEVEL_SLOPE, Function
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
+
+
+def _s_curve(
+    function: Function, derivative: Function, samples: tuple[float, ...], least: float = -inf, greatest: float = inf
+) -> SmoothFunction:
+    """Return an increasing function that is convex below 0 and concave above, or the reverse."""
+    return SmoothFunction(
+        function, derivative, CLOSE, LEVEL_SLOPE, inflections=(0.0,), samples=samples, least=least, greatest=greatest
+    )
+
+
+def _of_sigmoid(z: Tensor) -> Tensor:
+    value = torch.sigmoid(z)
+    return value * (1 - value)
+
+
+class Sigmoid(SmoothActivation):
+    overloads = ("aten.sigmoid.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Sigmoid": entrywise(torch.sigmoid)}
+    function = _s_curve(torch.sigmoid, _of_sigmoid, (-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0), 0.0, 1.0)
+
+
+class Tanh(SmoothActivation):
+    overloads = ("aten.tanh.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Tanh": entrywise(torch.tanh)}
+    samples = (-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0)
+    function = _s_curve(torch.tanh, lambda z: 1 - torch.tanh(z).square(), samples, -1.0, 1.0)
+
+
+class ErrorFunction(SmoothActivation):
+    overloads = ("aten.erf.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Erf": entrywise(torch.erf)}
+    samples = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
+    function = _s_curve(torch.erf, lambda z: torch.exp(-z.square()) * (2 / sqrt(pi)), samples, -1.0, 1.0)
+
+
+class ArcTangent(SmoothActivation):
+    overloads = ("aten.atan.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Atan": entrywise(torch.atan)}
+    samples = (-20.0, -5.0, -2.0, -0.7, 0.7, 2.0, 5.0, 20.0)
+    function = _s_curve(torch.atan, lambda z: 1 / (1 + z.square()), samples, -pi / 2, pi / 2)
+
+
+class InverseHyperbolicSine(SmoothActivation):
+    overloads = ("aten.asinh.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Asinh": entrywise(torch.asinh)}
+    function = _s_curve(torch.asinh, lambda z: torch.rsqrt(1 + z.square()), (-4.0, -1.0, 1.0, 4.0))
+
+
+class Exponential(SmoothActivation):
+    overloads = ("aten.exp.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Exp": entrywise(torch.exp)}
+    function = SmoothFunction(torch.exp, torch.exp, CLOSE, CLOSE_SLOPE, least=0.0)
+
+
+class Logarithm(SmoothActivation):
+    overloads = ("aten.log.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Log": entrywise(torch.log)}
+    function = SmoothFunction(
+        torch.log, torch.reciprocal, CLOSE, CLOSE_SLOPE, defined=lambda bounds: bounds.lower > 0, inside=1.0
+    )
