@@ -7,14 +7,12 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What the server was sent. Names of headers are in lower case; a body is unpacked."""
 
     method: str

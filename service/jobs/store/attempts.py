@@ -170,10 +170,8 @@ class Attempts:
         }
         stubs.record_artifact(
             self.client,
+            **vars(ref),
             limits=self.limits.script_argument,
-            job_id=ref.job_id,
-            attempt=ref.attempt,
-            host=ref.host,
             name=artifact.name,
             entry=artifact.model_dump_json(),
             event=orjson.dumps(event).decode(),
@@ -187,10 +185,8 @@ class Attempts:
         """
         view = stubs.finish(
             self.client,
+            **vars(ref),
             limits=self.limits.script_argument,
-            job_id=ref.job_id,
-            attempt=ref.attempt,
-            host=ref.host,
             status=outcome.status,
             result="" if outcome.result is None else orjson.dumps(outcome.result).decode(),
             error="" if outcome.status == "succeeded" else _error(ref, outcome).model_dump_json(),

@@ -50,9 +50,9 @@ def test_the_same_key_and_body_give_the_same_job(store: Store) -> None:
 
 
 def test_the_same_key_with_another_body_is_a_conflict(store: Store) -> None:
-    store.jobs.submit(train(), "ada", "key-1", body_hash="one")
+    store.jobs.submit(train(), "ada", "key-1")
     with pytest.raises(Conflict, match="another body"):
-        store.jobs.submit(train(), "ada", "key-1", body_hash="two")
+        store.jobs.submit(train(priority=1), "ada", "key-1")
     assert len(store.jobs.list().items) == 1
 
 
@@ -61,17 +61,17 @@ def test_a_race_between_two_bodies_of_one_key_is_decided_by_the_script(
 ) -> None:
     """Both saw no earlier job when they looked."""
     monkeypatch.setattr("service.jobs.store.jobs.Jobs.known", lambda *_: None)
-    first, _ = store.jobs.submit(train(), "ada", "key-1", body_hash="one")
-    assert store.jobs.submit(train(), "ada", "key-1", body_hash="one") == (first, False)
+    first, _ = store.jobs.submit(train(), "ada", "key-1")
+    assert store.jobs.submit(train(), "ada", "key-1") == (first, False)
     with pytest.raises(Conflict, match="another body"):
-        store.jobs.submit(train(), "ada", "key-1", body_hash="two")
+        store.jobs.submit(train(priority=1), "ada", "key-1")
 
 
 def test_a_key_of_a_deleted_job_makes_a_new_one(store: Store) -> None:
     first, _ = store.jobs.submit(train(), "ada", "key-1")
     store.jobs.cancel(first.id)
     store.jobs.delete(first.id)
-    second, created = store.jobs.submit(train(), "ada", "key-1", body_hash="another")
+    second, created = store.jobs.submit(train(priority=1), "ada", "key-1")
     assert created
     assert second.id != first.id
 
