@@ -31,6 +31,7 @@ from api.callers.security import (
     session_cookie,
     target_project,
 )
+from api.callers.submissions import Submitting
 
 __all__ = [
     "EXPIRY_HEADER",
@@ -49,6 +50,7 @@ __all__ = [
     "SettingsDep",
     "StoreDep",
     "Submitter",
+    "Submitting",
     "admit_ahead",
     "as_seen",
     "attach",

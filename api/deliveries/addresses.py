@@ -16,10 +16,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from service.jobs.records import Problem
-from service.jobs.settings import Settings
+from service.jobs.settings import Network, Settings
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 _RESERVED = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "100:0:0:1::/64", "3fff::/20", "5f00::/16"))
@@ -71,7 +70,7 @@ def is_public(address: _Address) -> bool:
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
-def may_reach(address: str, scheme: str, allowed: Sequence[_Network]) -> bool:
+def may_reach(address: str, scheme: str, allowed: Sequence[Network]) -> bool:
     """Return whether a webhook may be sent to an address: a public one over TLS, or any that the operator allows."""
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
@@ -80,7 +79,7 @@ def may_reach(address: str, scheme: str, allowed: Sequence[_Network]) -> bool:
     return scheme == "https" and is_public(found)
 
 
-async def vetted(url: str, allowed: Sequence[_Network]) -> WebhookAddress:
+async def vetted(url: str, allowed: Sequence[Network]) -> WebhookAddress:
     """Resolve a webhook's URL. Raises :class:`ForbiddenTarget`, or ``OSError`` for a name that does not resolve."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
@@ -114,7 +113,7 @@ class NamedAddresses:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
+        self._allowed = settings.webhook_networks
         self._own = {"export.mlflow": settings.export_mlflow, "export.otlp": settings.export_otlp}
 
     async def problems(self, specs: Mapping[str, str]) -> list[Problem]:

@@ -7,8 +7,11 @@ import logging
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from service.jobs.store import StoreUnavailable
+from service.jobs.records.webhooks import RetrySchedule
+from service.jobs.settings import Settings
+from service.jobs.store import Store, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +26,18 @@ class RoundTimes:
     """Pause after the broker did not answer."""
 
 
-class DeliveryRounds(ABC):
-    """Every process has such a task: the broker gives each due delivery to one of them at a time."""
+Times = TypeVar("Times", bound=RoundTimes)
 
-    def __init__(self, subject: str, times: RoundTimes) -> None:
-        self._subject, self._pauses = subject, times
+
+class DeliveryRounds(ABC, Generic[Times]):
+    """Every process has such a task: the broker gives each due delivery to one of them at a time. ``retry_hours`` is
+    for how long one that fails is tried again.
+    """
+
+    def __init__(self, settings: Settings, store: Store, times: Times, *, retry_hours: float) -> None:
+        self._settings, self._store, self._times = settings, store, times
+        self._allowed = settings.webhook_networks
+        self._schedule = RetrySchedule(retry_hours * 3600)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -43,12 +53,12 @@ class DeliveryRounds(ABC):
     async def _run(self) -> None:
         while True:
             try:
-                pause = 0.0 if await self._round() else self._pauses.look_s
+                pause = 0.0 if await self._round() else self._times.look_s
             except StoreUnavailable:
-                pause = self._pauses.outage_s
+                pause = self._times.outage_s
             except Exception:
-                log.exception("%s: a round failed", self._subject)
-                pause = self._pauses.outage_s
+                log.exception("%s: a round failed", type(self).__name__)
+                pause = self._times.outage_s
             await asyncio.sleep(pause)
 
     @abstractmethod

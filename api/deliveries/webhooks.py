@@ -5,7 +5,6 @@ time.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from api.deliveries.addresses import ForbiddenTarget, vetted
 from api.deliveries.mail import send_mail
 from api.deliveries.rounds import DeliveryRounds, RoundTimes
 from service.jobs.records.messages import message_of
-from service.jobs.records.webhooks import ID_HEADER, SIGNATURE_HEADER, TIME_HEADER, RetrySchedule, WebhookDelivery, sign
+from service.jobs.records.webhooks import ID_HEADER, SIGNATURE_HEADER, TIME_HEADER, WebhookDelivery, sign
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 from service.jobs.store.webhooks import DueDelivery
@@ -48,14 +47,11 @@ class _SendOutcome:
     """Whether the URL leads to a forbidden address."""
 
 
-class WebhookSender(DeliveryRounds):
+class WebhookSender(DeliveryRounds[SenderTimes]):
     """Sends webhooks in rounds."""
 
     def __init__(self, settings: Settings, store: Store, times: SenderTimes = SenderTimes()) -> None:
-        super().__init__("webhooks", times)
-        self._settings, self._store, self._times = settings, store, times
-        self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
-        self._schedule = RetrySchedule(settings.webhook_retry_hours * 3600)
+        super().__init__(settings, store, times, retry_hours=settings.webhook_retry_hours)
         self._disable_s = settings.webhook_disable_days * _DAY_S
 
     async def _run(self) -> None:

@@ -5,7 +5,6 @@ export to one of them at a time.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
 import time
@@ -22,7 +21,6 @@ from api.exports.base import ExportedJob
 from api.exports.following import Sent, finish, follow
 from api.exports.server import EVERYWHERE, ExportFailed, ExportServer, Limit, connect
 from service.jobs.records import Job, NotFound
-from service.jobs.records.webhooks import RetrySchedule
 from service.jobs.settings import Settings
 from service.jobs.spec.common import ACTIVE, TERMINAL
 from service.jobs.store import Store
@@ -50,14 +48,11 @@ class ExportTimes(RoundTimes):
     """A job that is queued again is looked at after this pause."""
 
 
-class JobExports(DeliveryRounds):
+class JobExports(DeliveryRounds[ExportTimes]):
     """Makes exports in rounds, in threads of its own."""
 
     def __init__(self, settings: Settings, store: Store, times: ExportTimes = ExportTimes()) -> None:
-        super().__init__("exports", times)
-        self._settings, self._store, self._times = settings, store, times
-        self._allowed = [ipaddress.ip_network(each) for each in settings.webhook_networks]
-        self._schedule = RetrySchedule(settings.export_retry_hours * 3600)
+        super().__init__(settings, store, times, retry_hours=settings.export_retry_hours)
         self._under_way: set[Limit] = set()
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="export")
         self._tasks: set[asyncio.Future[None]] = set()

@@ -14,11 +14,11 @@ from urllib.parse import unquote, urlsplit
 import httpx2
 
 from api.deliveries import DEFAULT_PORTS, WebhookAddress, vetted
+from service.jobs.settings import Network
 
 _ANSWER_S = 30.0
 _MOST_ANSWER = 1 << 20
-_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-EVERYWHERE: Sequence[_Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
+EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 """Addresses to which the operator's own URLs may lead."""
 
 
@@ -114,7 +114,7 @@ class ExportServer:
             yield chunk
 
 
-def connect(url: str, allowed: Sequence[_Network], tokens: Mapping[str, str], limit: Limit) -> ExportServer:
+def connect(url: str, allowed: Sequence[Network], tokens: Mapping[str, str], limit: Limit) -> ExportServer:
     """Return the server of a URL, whose name is resolved once.
 
     Not for a thread that runs an event loop. Raises :class:`~api.deliveries.ForbiddenTarget` for an address that is

@@ -20,7 +20,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.callers import admit_ahead, as_seen, audit_submissions, context_of, only_secret, visible_job
+from api.callers import admit_ahead, as_seen, audit_submissions, only_secret, visible_job
 from api.requests import KeptBody, loads
 from api.routes import jobs
 from api.server import V1
@@ -141,9 +141,8 @@ def _submission(scope: Scope, store: Store, content: bytes) -> Submission | None
 async def _accept(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with the job of a submission."""
     request, submission = Request(scope, receive), scope["state"]["submission"]
-    context = context_of(scope["app"])
     await request.body()
-    job, _ = await jobs.submit_one(submission, store=context.store, checker=context.checker, request=request)
+    job, _ = await jobs.submit_one(submission, request)
     await audit_submissions(request, [job.id], project=job.project, name=job.name)
     headers = {"location": f"{V1}/jobs/{job.id}", "content-type": "application/json"}
     await Response(_job_adapter.dump_json(job, by_alias=True), 201, headers)(scope, receive, send)

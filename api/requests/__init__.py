@@ -32,6 +32,7 @@ from api.requests.problems import (
 )
 from api.requests.several import several_of
 from api.requests.strict_json import StrictRoute, loads
+from api.requests.sweeps import from_spec
 
 __all__ = [
     "MEDIA_TYPE",
@@ -51,6 +52,7 @@ __all__ = [
     "TargetProject",
     "Types",
     "from_refusals",
+    "from_spec",
     "from_validation",
     "invalid",
     "loads",

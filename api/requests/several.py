@@ -9,10 +9,8 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from api.requests import sweeps
-from api.requests.error_paths import Locator
-from api.requests.problems import FieldError, from_refusals, from_validation, invalid
+from api.requests.problems import FieldError, from_refusals, invalid
 from service.jobs.kinds.chain import ChainSpec
-from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plugins import CommonSpec
 from service.jobs.records import Job, Problem
 from service.jobs.store import Store, Submission
@@ -89,13 +87,11 @@ class _Chain:
 def chain_of(spec: ChainSpec) -> list[chains.ChainedJob]:
     """Return the jobs of a chain, each behind those that it needs. Raises a 422 that names every wrong field."""
     jobs, errors = [], []
-    locator = Locator(spec_adapter.core_schema)
     for name in spec.jobs:
         try:
             jobs.append(chains.chained(spec, name))
         except ValidationError as error:
-            located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            errors += [_below(f"jobs.{name}", found) for found in from_validation(located, locator)]
+            errors += [_below(f"jobs.{name}", found) for found in sweeps.from_spec(error)]
     if not errors:
         errors = [_below("jobs", found) for found in from_refusals(chains.problems(jobs))]
     if errors:

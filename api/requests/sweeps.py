@@ -15,19 +15,23 @@ from service.jobs.records import Problem
 from service.jobs.submission.sweeps import NoPlace, Parameters, SweptSpec, expand
 
 Child = tuple[Parameters, CommonSpec]
+_LOCATOR = Locator(spec_adapter.core_schema)
+
+
+def from_spec(error: ValidationError) -> list[FieldError]:
+    """Return what is wrong with a spec that is not itself the body of a request."""
+    return from_validation([{**each, "loc": ("body", *each["loc"])} for each in error.errors()], _LOCATOR)
 
 
 def children_of(spec: CommonSpec) -> list[Child]:
     """Return the jobs of a sweep. Raises a 422 that names every value and path that no job could have."""
     children: list[Child] = []
     errors: dict[tuple[str, str], FieldError] = {}
-    locator = Locator(spec_adapter.core_schema)
     for swept in _expand_sweep(spec):
         try:
             children.append((swept.parameters, spec_adapter.validate_python(swept.body)))
         except ValidationError as error:
-            located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            for found in from_validation(located, locator):
+            for found in from_spec(error):
                 blamed = found.model_copy(update={"path": _blame(spec, swept.parameters, found.path)})
                 errors.setdefault((blamed.path, str(blamed.got)), blamed)
     if errors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -41,10 +41,18 @@ def send_file(request: Request, file: RemoteFile, headers: dict[str, str], media
     return StreamingResponse(chunks, 200 if chosen is None else 206, headers=headers, media_type=media_type)
 
 
-def send_folder(folder: RemoteFolder, headers: dict[str, str]) -> Response:
+def send_folder(folder: Folder | RemoteFolder) -> Response:
     """Return the files of a folder as a tar archive, under its own name."""
-    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(folder.name, safe='')}.tar", **headers}
-    return StreamingResponse(_begun(_tar(folder)), media_type="application/x-tar", headers=headers)
+    if isinstance(folder, Folder):
+        name, chunks = folder.path.name, _tar(folder.path.name, _local_members(folder))
+    else:
+        name, chunks = folder.name, _begun(_tar(folder.name, _remote_members(folder)))
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}.tar",
+        "Cache-Control": "private, no-store",
+        **_SANDBOX,
+    }
+    return StreamingResponse(chunks, media_type="application/x-tar", headers=headers)
 
 
 def _range(request: Request, size: int) -> tuple[int, int] | None:
@@ -78,14 +86,45 @@ def _begun(chunks: Iterator[bytes]) -> Iterator[bytes]:
     return rest()
 
 
-def _tar(folder: RemoteFolder) -> Iterator[bytes]:
-    for name, file in sorted(folder.files.items()):
-        member = tarfile.TarInfo(f"{folder.name}/{name}")
-        member.size, member.mode = file.bytes, 0o644
+_Member = tuple[str, int, float, Iterator[bytes]]
+"""A file's path in its folder, its size, when it was changed, and its content."""
+
+
+def _tar(name: str, members: Iterable[_Member]) -> Iterator[bytes]:
+    for path, size, changed, content in members:
+        member = tarfile.TarInfo(f"{name}/{path}")
+        member.size, member.mtime, member.mode = size, int(changed), 0o644
         yield member.tobuf(tarfile.PAX_FORMAT)
-        yield from file.chunks()
-        yield bytes(-file.bytes % tarfile.BLOCKSIZE)
+        yield from content
+        yield bytes(-size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _remote_members(folder: RemoteFolder) -> Iterator[_Member]:
+    for name, file in sorted(folder.files.items()):
+        yield name, file.bytes, 0, file.chunks()
+
+
+def _local_members(folder: Folder) -> Iterator[_Member]:
+    """Yield the regular files below ``folder``, in order of their names. Links are left out."""
+    with folder:
+        for each in folder.files():
+            with folder.reader(each.name) as file:
+                status = os.fstat(file.fileno())
+                yield each.name, status.st_size, status.st_mtime, _content(file, status.st_size, each.name)
+
+
+def _content(file: BinaryIO, size: int, name: str) -> Iterator[bytes]:
+    """Yield a file's bytes. One that shrinks meanwhile ends the answer with :class:`OSError`: the archive is then
+    incomplete, and its reader sees the connection break.
+    """
+    left = size
+    while left:
+        chunk = file.read(min(_CHUNK, left))
+        if not chunk:
+            raise OSError(f"{name} became shorter while it was read")
+        left -= len(chunk)
+        yield chunk
 
 
 router = APIRouter(tags=["artifacts"])
@@ -124,20 +163,9 @@ def get_artifact(job: ReadableJob, name: str, request: Request, store: StoreDep)
         if job.state == "succeeded":
             raise
         artifact, found = store.artifacts.open_left(job.id, name)
-    if isinstance(found, RemoteFolder):
-        return send_folder(found, {"Cache-Control": "private, no-store", **_SANDBOX})
-    if isinstance(found, Folder):
-        return _archive(found)
+    if isinstance(found, Folder | RemoteFolder):
+        return send_folder(found)
     return download(request, found, name.rpartition("/")[2], artifact.media_type, artifact.sha256)
-
-
-def _archive(folder: Folder) -> Response:
-    headers = {
-        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(folder.path.name, safe='')}.tar",
-        "Cache-Control": "private, no-store",
-        **_SANDBOX,
-    }
-    return StreamingResponse(_tar_stream(folder), media_type="application/x-tar", headers=headers)
 
 
 class OpenFileResponse(FileResponse):
@@ -174,31 +202,3 @@ def download(request: Request, file: BinaryIO | RemoteFile, filename: str, media
         headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(filename, safe='')}"
         return send_file(request, file, headers, shown)
     return OpenFileResponse(file, headers=headers, media_type=shown, filename=filename)
-
-
-def _tar_stream(folder: Folder) -> Iterator[bytes]:
-    """Yield the regular files below ``folder``, in order of their names, under the folder's own name.
-
-    Links are left out. A file that shrinks meanwhile ends the stream with :class:`OSError`: the archive is then
-    incomplete, and its reader sees the connection break.
-    """
-    with folder:
-        for each in folder.files():
-            with folder.reader(each.name) as file:
-                status = os.fstat(file.fileno())
-                member = tarfile.TarInfo(f"{folder.path.name}/{each.name}")
-                member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o644
-                yield member.tobuf(tarfile.PAX_FORMAT)
-                yield from _content(file, member.size, each.name)
-    yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _content(file: BinaryIO, size: int, name: str) -> Iterator[bytes]:
-    left = size
-    while left:
-        chunk = file.read(min(_CHUNK, left))
-        if not chunk:
-            raise OSError(f"{name} became shorter while it was read")
-        left -= len(chunk)
-        yield chunk
-    yield bytes(-size % tarfile.BLOCKSIZE)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from fastapi import APIRouter, Request, Response, status
+from fastapi import APIRouter, status
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 from starlette.concurrency import run_in_threadpool
 
-from api.callers import CheckerDep, StoreDep, Submitter, audit_submissions, target_project
+from api.callers import Submitting, audit_submissions
 from api.offload import while_connected
-from api.requests import IdempotencyKey, StrictRoute, TargetProject, refused_key
+from api.requests import StrictRoute, refused_key
 from service.jobs.kinds.registry import JobSpec
 from service.jobs.records import Accepted, Conflict, FrozenModel, Rejected
 from service.jobs.spec.common import CommonSpec, Strict, disagreement, with_few_errors
@@ -51,33 +51,23 @@ class AcceptedBatch(FrozenModel):
     response_model=AcceptedBatch,
     responses={200: {"model": AcceptedBatch, "description": "this idempotency key had submitted all of them before"}},
 )
-async def submit_batch(
-    *,
-    body: Batch,
-    request: Request,
-    response: Response,
-    key: Submitter,
-    store: StoreDep,
-    checker: CheckerDep,
-    idempotency_key: IdempotencyKey = None,
-    project: TargetProject = None,
-) -> AcceptedBatch:
+async def submit_batch(body: Batch, call: Submitting) -> AcceptedBatch:
     """Submit up to 1,000 jobs, all or none. If one is refused, nothing is submitted, and `errors` names every
     field, such as `jobs.3.steps`. Afterwards the jobs are independent.
     """
-    chosen = target_project(key, project)
-    submissions = await run_in_threadpool(store.jobs.batch, body.jobs, key.name, idempotency_key, project=chosen)
+    project, key, jobs, checker = call.project, call.key, call.context.store.jobs, call.context.checker
+    submissions = await run_in_threadpool(jobs.batch, body.jobs, key.name, call.idempotency_key, project=project)
     try:
-        unknown = await run_in_threadpool(store.jobs.unknown, submissions)
+        unknown = await run_in_threadpool(jobs.unknown, submissions)
         if unknown:
-            asked = await run_in_threadpool(store.jobs.check_request, unknown)
-            if problems := await while_connected(request, checker.problems(asked, key.owner)):
+            asked = await run_in_threadpool(jobs.check_request, unknown)
+            if problems := await while_connected(call.request, checker.problems(asked, key.owner)):
                 raise Rejected(problems)
-        items = await run_in_threadpool(store.jobs.accept_all, submissions)
+        items = await run_in_threadpool(jobs.accept_all, submissions)
     except Conflict as conflict:
-        raise refused_key(conflict, idempotency_key) from conflict
+        raise refused_key(conflict, call.idempotency_key) from conflict
     if created := [item.id for item in items if item.created]:
-        await audit_submissions(request, created, project=chosen)
+        await audit_submissions(call.request, created, project=project)
     else:
-        response.status_code = status.HTTP_200_OK
+        call.response.status_code = status.HTTP_200_OK
     return AcceptedBatch(items=items)

@@ -11,16 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.callers import CheckerDep, StoreDep, Submitter, target_project
 from api.offload import Checker, while_connected
-from api.requests import (
-    FieldError,
-    Locator,
-    ProblemError,
-    StrictRoute,
-    TargetProject,
-    from_refusals,
-    from_validation,
-    several_of,
-)
+from api.requests import FieldError, ProblemError, StrictRoute, TargetProject, from_refusals, from_spec, several_of
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plugins import CommonSpec
 from service.jobs.records import ApiKey, Rejected
@@ -33,7 +24,6 @@ from service.jobs.text.documents import nearest
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 _PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
-_LOCATOR = Locator(spec_adapter.core_schema)
 
 
 class Draft(Strict):
@@ -87,8 +77,7 @@ async def check_draft(
     try:
         spec = spec_adapter.validate_python(told.spec)
     except ValidationError as error:
-        located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        return told.model_copy(update={"errors": _place_errors(from_validation(located, _LOCATOR), read)})
+        return told.model_copy(update={"errors": _place_errors(from_spec(error), read)})
     told.ranks = spec.parallel.world_size
     told.jobs, errors = await _check_spec(spec, chosen, key, store=store, checker=checker)
     told.errors = _place_errors(errors, read)

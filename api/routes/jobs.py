@@ -5,33 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response, status
+from fastapi import APIRouter, Depends, Query, Request, status
 from starlette.concurrency import run_in_threadpool
 
 from api.callers import (
     ChangeableJob,
-    CheckerDep,
     HubDep,
     ReadableJob,
     Reader,
     StoreDep,
-    Submitter,
+    Submitting,
     as_seen,
     audit,
     audit_submissions,
-    target_project,
+    context_of,
 )
-from api.offload import Checker, while_connected
+from api.offload import while_connected
 from api.requests import (
     FieldError,
-    IdempotencyKey,
     JobIds,
     Limit,
     NeedsFilter,
     PageCursor,
     StrictRoute,
     SweepFilter,
-    TargetProject,
     invalid,
     refused_key,
     several_of,
@@ -43,7 +40,7 @@ from service.jobs.accounts import ProjectName
 from service.jobs.kinds.registry import JobSpec, KindName
 from service.jobs.records import Conflict, Job, JobCounts, JobOrder, JobPage, Rejected
 from service.jobs.spec.common import JobState
-from service.jobs.store import JobFilter, Store, Submission, in_loop
+from service.jobs.store import JobFilter, Submission, in_loop
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 
@@ -56,39 +53,30 @@ _SHOWN_BYTES = 200
     response_model=Job,
     responses={200: {"model": Job, "description": "the job that this idempotency key already submitted"}},
 )
-async def submit_job(
-    *,
-    body: JobSpec,
-    request: Request,
-    response: Response,
-    key: Submitter,
-    store: StoreDep,
-    checker: CheckerDep,
-    idempotency_key: IdempotencyKey = None,
-    project: TargetProject = None,
-) -> Job:
+async def submit_job(body: JobSpec, call: Submitting) -> Job:
     """Submit a job, or with `sweep` a job for each combination of values, or with `kind: chain` jobs that name each
     other; the parent of several is then the answer. After a 201 they survive any crash.
     """
-    chosen = target_project(key, project)
-    submission = await in_loop(store.jobs.submission, body, key.name, idempotency_key, project=chosen)
+    jobs, key = call.context.store.jobs, call.key.name
+    submission = await in_loop(jobs.submission, body, key, call.idempotency_key, project=call.project)
     submit = _submit_several if body.stands_for_others else submit_one
     try:
-        job, created = await submit(submission, store=store, checker=checker, request=request)
+        job, created = await submit(submission, call.request)
     except Conflict as conflict:
-        raise refused_key(conflict, idempotency_key) from conflict
-    response.headers["Location"] = f"{V1}/jobs/{job.id}"
+        raise refused_key(conflict, call.idempotency_key) from conflict
+    call.response.headers["Location"] = f"{V1}/jobs/{job.id}"
     if created:
-        await audit_submissions(request, [job.id], project=job.project, name=job.name)
+        await audit_submissions(call.request, [job.id], project=job.project, name=job.name)
     else:
-        response.status_code = status.HTTP_200_OK
+        call.response.status_code = status.HTTP_200_OK
     return job
 
 
-async def submit_one(submission: Submission, *, store: Store, checker: Checker, request: Request) -> tuple[Job, bool]:
+async def submit_one(submission: Submission, request: Request) -> tuple[Job, bool]:
     """Submit a spec; return the job, and whether it is new. No thread waits while the spec is checked, and a client
     that leaves ends the check.
     """
+    store, checker = context_of(request.app).store, context_of(request.app).checker
     if (known := await in_loop(store.jobs.known, submission)) is not None:
         return known, False
     asked = await in_loop(store.jobs.check_request, [submission])
@@ -97,10 +85,9 @@ async def submit_one(submission: Submission, *, store: Store, checker: Checker, 
     return await in_loop(store.jobs.accept, submission)
 
 
-async def _submit_several(
-    submission: Submission, *, store: Store, checker: Checker, request: Request
-) -> tuple[Job, bool]:
+async def _submit_several(submission: Submission, request: Request) -> tuple[Job, bool]:
     """Submit a sweep or a chain; return its parent, and whether it is new."""
+    store, checker = context_of(request.app).store, context_of(request.app).checker
     if (known := await in_loop(store.jobs.known, submission)) is not None:
         return known, False
     several = await run_in_threadpool(several_of, submission.spec)

@@ -13,7 +13,7 @@ from api.callers import ContextDep, audit, flow_cookie_name, refuse_cross_site, 
 from api.requests import ProblemError
 from api.routes.session import SignedIn, begin_session, sign_in_refused
 from api.sign_in.provider import AuthorizationRequest, CodeRefused, InvalidToken, OpenIdProvider, ProviderUnavailable
-from service.jobs.accounts import ClaimNames, NotAdmitted, Person, parse_rules, person_of
+from service.jobs.accounts import NotAdmitted, Person, parse_rules, person_of
 from service.jobs.records import Conflict, NotFound
 from service.jobs.store import Credential, SignInFlow
 from service.jobs.store.sessions import FLOW_S
@@ -99,8 +99,8 @@ def _signed_in(
         raise CodeRefused(f"the provider answers {error or 'nothing'!r}")
     settings = context.settings
     claims = provider.claims(code, _authorization(request, flow))
-    names = ClaimNames(settings.oidc_owner_claim, settings.oidc_groups_claim)
-    return person_of(claims, names, parse_rules(settings.oidc_roles))
+    claimed = {"owner_claim": settings.oidc_owner_claim, "groups_claim": settings.oidc_groups_claim}
+    return person_of(claims, parse_rules(settings.oidc_roles), **claimed)
 
 
 def _authorization(request: Request, flow: SignInFlow) -> AuthorizationRequest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from dataclasses import dataclass, field
 
 from api.streams.frames import Cursor, Form, Round
@@ -82,16 +81,6 @@ class Channel:
         return bool(self.in_step or self.ahead)
 
 
-@dataclass(frozen=True)
-class _Delivery:
-    """Bytes that wait for one consumer."""
-
-    data: bytes
-    frames: int
-    end: str
-    """The id from which a client with these bytes resumes."""
-
-
 @dataclass(eq=False)
 class Subscription:
     """One consumer's position, watched jobs and queue."""
@@ -114,9 +103,11 @@ class Subscription:
     revoked: bool = False
     """Whether its key or session has ended, or no longer admits it to a job that it shows."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _queue: deque[_Delivery] = field(default_factory=deque)
+    _queue: list[bytes] = field(default_factory=list)
     _queued: int = 0
     _queued_bytes: int = 0
+    _end: str = ""
+    """The id from which a client resumes that got the queue too."""
     _taken: str | None = None
     """The id of the last frame that was taken since it joined."""
 
@@ -130,7 +121,8 @@ class Subscription:
         is_long = bool(self._queue) and self._queued_bytes + len(data) > self.most_bytes
         if self._queued + size > self.most_frames or is_long:
             return False
-        self._queue.append(_Delivery(data, size, found.end(self.form)))
+        self._queue.append(data)
+        self._end = found.end(self.form)
         self._queued += size
         self._queued_bytes += len(data)
         self.states.update(found.states)
@@ -140,8 +132,8 @@ class Subscription:
     def take(self) -> bytes:
         """Return everything queued and not delivered yet; the queue is empty afterwards."""
         if self._queue:
-            self._taken = self._queue[-1].end
-        taken = b"".join(delivery.data for delivery in self._queue)
+            self._taken = self._end
+        taken = b"".join(self._queue)
         self._queue.clear()
         self._queued = self._queued_bytes = 0
         self.wake.clear()

@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lanes import examples, first_fast
 
+from api.openapi.field_descriptions import FIELDS
+
 PROMISED = {
     "/v1/jobs": {"post", "get"},
     "/v1/jobs/{job_id}": {"get", "delete"},
@@ -114,6 +116,18 @@ def test_every_field_and_parameter_says_what_it_is(document: dict[str, Any]) -> 
     operations = [each for operations in document["paths"].values() for each in operations.values()]
     parameters = [(each["operationId"], one) for each in operations for one in each.get("parameters", ())]
     assert [(name, one["name"]) for name, one in parameters if not one.get("description")] == []
+
+
+def test_no_field_is_described_twice(document: dict[str, Any]) -> None:
+    """A description that its model has as well would never be read."""
+    read = {
+        key
+        for name, each in document["components"]["schemas"].items()
+        for field, told in each.get("properties", {}).items()
+        for key in (f"{name}.{field}", field)
+        if told["description"].startswith(FIELDS.get(key, "nothing"))
+    }
+    assert set(FIELDS) - read == set()
 
 
 def test_streams_are_documented_as_streams(document: dict[str, Any]) -> None:

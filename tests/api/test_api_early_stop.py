@@ -61,35 +61,31 @@ def test_the_worse_job_is_told_and_succeeds_with_what_it_has(client: TestClient,
     assert client.delete(f"/v1/jobs/{parent}").status_code == 204
 
 
-def test_one_that_has_done_all_when_it_is_told_says_nothing_of_it(
-    client: TestClient, worker: Worker, store: Store
-) -> None:
+def test_one_that_has_done_all_when_it_is_told_says_nothing_of_it(client: TestClient, worker: Worker) -> None:
     _, (good, bad, _) = sweep(client)
     evaluate(worker, worker.start(good), s2=1.0)
     ref = worker.start(bad)
     evaluate(worker, ref, s2=2.0)
-    judge(store)
+    judge(worker.store)
     worker.succeed(ref, {"eval_loss": 1.5})
     assert client.get(f"/v1/jobs/{bad}").json()["reason"] is None
 
 
-def test_a_judgement_outlives_the_attempt_and_a_repeated_step_counts_once(
-    client: TestClient, worker: Worker, store: Store
-) -> None:
+def test_a_judgement_outlives_the_attempt_and_a_repeated_step_counts_once(client: TestClient, worker: Worker) -> None:
     _, (good, bad, third) = sweep(client)
     first, second = worker.start(good), worker.start(bad)
     evaluate(worker, first, s2=1.0)
     evaluate(worker, second, s2=2.0)
-    store.attempts.finish(second, PartOutcome("interrupted"))
-    assert judge(store) == {bad: WHY}
+    worker.store.attempts.finish(second, PartOutcome("interrupted"))
+    assert judge(worker.store) == {bad: WHY}
     again = worker.start(bad)
-    assert (again.attempt, store.attempts.renew(again)) == (2, EndEarly(WHY))
+    assert (again.attempt, worker.store.attempts.renew(again)) == (2, EndEarly(WHY))
     evaluate(worker, again, s2=0.5)
-    assert store.sweeps.stop_early() is None
+    assert worker.store.sweeps.stop_early() is None
     evaluate(worker, worker.start(third), s2=1.5)
-    assert "number 2 of 3" in judge(store)[third]
+    assert "number 2 of 3" in judge(worker.store)[third]
     client.post(f"/v1/jobs/{bad}/cancel")
-    assert store.attempts.renew(again) == "stop"
+    assert worker.store.attempts.renew(again) == "stop"
 
 
 def test_a_failed_job_is_no_competitor(client: TestClient, worker: Worker, store: Store) -> None:
@@ -102,14 +98,14 @@ def test_a_failed_job_is_no_competitor(client: TestClient, worker: Worker, store
 
 
 def test_the_other_of_two_judges_at_once_changes_nothing(
-    client: TestClient, worker: Worker, store: Store, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, (good, bad, _) = sweep(client)
     refs = [worker.start(good), worker.start(bad)]
     for ref, loss in zip(refs, (1.0, 2.0), strict=True):
         evaluate(worker, ref, s2=loss)
     found: list[Any] = []
-    whole = store.sweeps.stop_early
+    whole = worker.store.sweeps.stop_early
     plan = judge_values
 
     def late(*arguments: Any) -> Any:

@@ -180,11 +180,11 @@ def leave_checkpoint(store: Store, job_id: str, step: int) -> Path:
     ],
 )
 def test_what_would_not_go_on_where_the_other_job_was_is_refused(
-    client: TestClient, worker: Worker, store: Store, change: dict[str, Any], path: str
+    client: TestClient, worker: Worker, change: dict[str, Any], path: str
 ) -> None:
     job_id = submit(client)
     worker.fail(worker.start(job_id))
-    leave_checkpoint(store, job_id, 4)
+    leave_checkpoint(worker.store, job_id, 4)
     further = {**TRAIN, "resume": {"job": job_id}, "optimizer": {"lr": 1e-5}, "steps": 5, "parallel": {"tp": 2}}
     assert client.post("/v1/jobs", json=further).status_code == 201
     refused = client.post("/v1/jobs", json={**further, **change})

@@ -149,17 +149,15 @@ def publish(store: Store, ref: AttemptRef, name: str, size: int) -> None:
     store.attempts.record_artifact(ref, made)
 
 
-def test_no_more_jobs_once_artifacts_have_their_quota(
-    client: TestClient, ann: dict[str, str], worker: Worker, store: Store
-) -> None:
+def test_no_more_jobs_once_artifacts_have_their_quota(client: TestClient, ann: dict[str, str], worker: Worker) -> None:
     limit(client, artifact_bytes=10)
     small, large = (client.post("/v1/jobs", json=TRAIN, headers=ann).json()["id"] for _ in range(2))
     refs = {job: worker.start(job) for job in (small, large)}
-    publish(store, refs[small], "a", 9)
+    publish(worker.store, refs[small], "a", 9)
     assert client.post("/v1/jobs", json=TRAIN, headers=ann).status_code == 201
-    publish(store, refs[small], "a", 4)
-    publish(store, refs[large], "a", 6)
-    publish(store, refs[large], "b", 1)
+    publish(worker.store, refs[small], "a", 4)
+    publish(worker.store, refs[large], "a", 6)
+    publish(worker.store, refs[large], "b", 1)
     for body in (TRAIN, {**TRAIN, "sweep": {"grid": {"steps": [1, 2]}}}):
         refused = client.post("/v1/jobs", json=body, headers=ann)
         assert refused.status_code == 429

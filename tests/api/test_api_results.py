@@ -95,14 +95,14 @@ def test_bad_metric_parameters_are_refused(client: TestClient, params: dict[str,
 
 
 def test_a_trimmed_stream_is_made_up_for_by_the_attempts_records(
-    client: TestClient, worker: Worker, store: Store, redis: redis_py.Redis
+    client: TestClient, worker: Worker, redis: redis_py.Redis
 ) -> None:
     job_id = submit(client)
     ref = worker.start(job_id)
     events = [{"type": "metric", "step": step, "values": {"loss": 1.0}, "time": 1.0, "rank": 0} for step in range(9)]
     lines = [log(f"line {n}", time=2.0) for n in range(3)]
     worker.emit(ref, [*events, *lines])
-    folder = store.artifacts.data.job(job_id).attempt(1)
+    folder = worker.store.artifacts.data.job(job_id).attempt(1)
     folder.mkdir(parents=True)
     record = "".join(json.dumps(event) + "\n" for event in [*events, *lines])
     (folder / "events.jsonl").write_text(record + '{"type": "metric", "half": ')
@@ -256,13 +256,11 @@ def test_artifacts_are_listed_and_fetched(client: TestClient, worker: Worker, st
     assert answer.headers["accept-ranges"] == "bytes"
 
 
-def test_a_file_that_flips_between_itself_and_a_link_is_never_the_other_one(
-    client: TestClient, worker: Worker, store: Store
-) -> None:
+def test_a_file_that_flips_between_itself_and_a_link_is_never_the_other_one(client: TestClient, worker: Worker) -> None:
     """What is checked and what is sent are the same open file, whatever its name leads to by then."""
     job_id = submit(client)
-    secret = store.artifacts.data.root / "admin.key"
-    path = publish(store, worker.start(job_id), "a.txt", b"artifact")
+    secret = worker.store.artifacts.data.root / "admin.key"
+    path = publish(worker.store, worker.start(job_id), "a.txt", b"artifact")
     secret.write_text("tvt_hush")
     over = threading.Event()
 
@@ -305,11 +303,9 @@ def test_ranges_and_conditions_are_honoured(client: TestClient, worker: Worker, 
 
 
 @pytest.mark.parametrize("media_type", ["text/html", "image/svg+xml", "application/javascript", "text/html; x"])
-def test_what_a_job_wrote_is_never_run_by_a_browser(
-    client: TestClient, worker: Worker, store: Store, media_type: str
-) -> None:
+def test_what_a_job_wrote_is_never_run_by_a_browser(client: TestClient, worker: Worker, media_type: str) -> None:
     job_id = submit(client)
-    publish(store, worker.start(job_id), "x.html", b"<script>alert(1)</script>", media_type)
+    publish(worker.store, worker.start(job_id), "x.html", b"<script>alert(1)</script>", media_type)
     headers = client.get(f"/v1/jobs/{job_id}/artifacts/x.html").headers
     assert headers["content-type"] == "application/octet-stream"
     assert headers["content-disposition"] == 'attachment; filename="x.html"'

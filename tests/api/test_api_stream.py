@@ -147,15 +147,15 @@ def test_a_stream_over_everything_starts_now_and_sees_new_jobs(server: Server, s
 
 @pytest.mark.slow
 def test_removed_events_are_announced_as_a_gap(
-    server: Server, secret: str, worker: Worker, redis: redis_py.Redis, store: Store
+    server: Server, secret: str, worker: Worker, redis: redis_py.Redis
 ) -> None:
     job_id = submit(server, secret)
     ref = worker.start(job_id)
     worker.metrics(ref, range(10))
     worker.succeed(ref)
-    first_id = store.events.page(job_id).items[0].id
+    first_id = worker.store.events.page(job_id).items[0].id
     redis.xtrim(f"trivet:job:{job_id}:events", maxlen=4, approximate=False)
-    left = store.events.page(job_id).items[0].id
+    left = worker.store.events.page(job_id).items[0].id
     with listening(f"{server.url}/v1/jobs/{job_id}/events", secret, Last_Event_ID=first_id) as events:
         gap, *rest = list(events)
     assert gap.event == "gap"

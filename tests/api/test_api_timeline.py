@@ -100,13 +100,13 @@ def test_of_more_spans_than_anybody_looks_at_the_first_are_shown(
 
 
 def test_a_step_that_a_later_attempt_repeats_is_shown_as_that_attempt_ran_it(
-    client: TestClient, worker: Worker, store: Store
+    client: TestClient, worker: Worker
 ) -> None:
     job_id = submit(client, retries=1)
     for attempt in (1, 2):
         ref: AttemptRef = worker.start(job_id)
         worker.emit(ref, [span(name, 7, attempt * 10.0 + at) for at, name in enumerate(("data", "optimizer"))])
-        store.attempts.finish(ref, PartOutcome("failed"))
+        worker.store.attempts.finish(ref, PartOutcome("failed"))
     found = client.get(f"/v1/jobs/{job_id}/timeline").json()
     assert [(span["name"], span["start"]) for span in found["spans"]] == [("data", 20.0), ("optimizer", 21.0)]
 

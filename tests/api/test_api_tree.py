@@ -23,10 +23,10 @@ def recorded(client: TestClient, worker: Worker, store: Store, *events: dict[str
 
 
 def test_the_newest_tree_of_an_instance_is_answered_and_without_one_the_largest(
-    client: TestClient, worker: Worker, store: Store
+    client: TestClient, worker: Worker
 ) -> None:
     early, late, other = (tree_event(3, tree_of(1)), tree_event(3, tree_of(3), domains=15), tree_event(8, tree_of(2)))
-    path = recorded(client, worker, store, early, late, other)
+    path = recorded(client, worker, worker.store, early, late, other)
     answer = client.get(path).json()
     assert (answer["instance"], answer["instances"], answer["domains"]) == (3, [3, 8], 15)
     assert answer["searches"] == late["searches"]
@@ -35,10 +35,10 @@ def test_the_newest_tree_of_an_instance_is_answered_and_without_one_the_largest(
 
 
 def test_no_tree_is_answered_where_nothing_was_split_or_a_rank_wrote_something_else(
-    client: TestClient, worker: Worker, store: Store
+    client: TestClient, worker: Worker
 ) -> None:
-    assert client.get(recorded(client, worker, store)).json()["instance"] is None
-    path = recorded(client, worker, store, tree_event(0, tree_of(1)) | {"searches": [{"technique": 5}]})
+    assert client.get(recorded(client, worker, worker.store)).json()["instance"] is None
+    path = recorded(client, worker, worker.store, tree_event(0, tree_of(1)) | {"searches": [{"technique": 5}]})
     assert client.get(path).json()["searches"] == []
 
 

@@ -73,8 +73,8 @@ def test_jobs_that_differ_in_their_seed_are_their_mean(page: Page, fleet: Fleet)
     expect(entries).to_have_count(3)
     page.get_by_label("Mean of seeds").check()
     expect(entries).to_have_text(["rate 0.010.9500", "rate 0.1 (2 seeds)0.3500"])
-    colours = "rows => rows.map((row) => row.querySelector('.swatch').dataset.series)"
-    assert page.locator("#table tbody tr").evaluate_all(colours) == ["0", "1", "1"]
+    colours = "rows => rows.map((row) => row.querySelector('.swatch').style.background)"
+    assert page.locator("#table tbody tr").evaluate_all(colours) == [f"var(--series-{index})" for index in (0, 1, 1)]
 
 
 def test_results_are_drawn_over_fields_of_the_specs(page: Page, fleet: Fleet) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
 import httpx2
 import pytest
 from dashboard_service import Complaints, Service, shown
+from http_receiver import Reply, Request, listening
 from lanes import slow_but_for
 from playwright.sync_api import Page, expect
 
@@ -78,22 +76,13 @@ def test_what_another_port_of_the_host_gets_to_see_admits_nobody(
     complaints.expected = ("favicon",)
     seen: list[str] = []
 
-    class Neighbour(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            seen.append(self.headers.get("Cookie", ""))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"<p>hello</p>")
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            return
+    def greet(request: Request) -> Reply:
+        seen.append(request.headers.get("cookie", ""))
+        return Reply(content=b"<p>hello</p>", media_type="text/html")
 
     shown(page, "/")
-    with HTTPServer(("127.0.0.1", 0), Neighbour) as neighbour:
-        thread = threading.Thread(target=neighbour.handle_request)
-        thread.start()
-        page.goto(f"http://127.0.0.1:{neighbour.server_address[1]}/")
-        thread.join()
+    with listening(greet) as neighbour:
+        page.goto(neighbour)
     assert seen[0].startswith("trivet_session="), "the browser sends it: cookies know no ports"
     for path in ("/v1/jobs", "/v1/keys", "/v1/events"):
         assert httpx2.get(f"{service.url}{path}", headers={"Cookie": seen[0]}, timeout=300).status_code == 401

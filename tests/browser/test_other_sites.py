@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
-
 import pytest
 from dashboard_service import Complaints, Service
 from fleet import Fleet, train_spec
-from http_receiver import answering
+from http_receiver import Reply, listening
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
@@ -55,25 +50,6 @@ PROBES = """async ([service, job]) => {
 }"""
 
 
-@contextmanager
-def another_site(content: bytes = b"<p>hello</p>") -> Iterator[int]:
-    """The port of a server of somebody else's page."""
-
-    class Site(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            return
-
-    server = HTTPServer(("127.0.0.1", 0), Site)
-    with answering(server):
-        yield int(server.server_address[1])
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("localhost", marks=pytest.mark.slow)])
 def test_another_sites_page_reads_nothing_and_changes_nothing(
     page: Page, fleet: Fleet, service: Service, complaints: Complaints, host: str
@@ -83,8 +59,8 @@ def test_another_sites_page_reads_nothing_and_changes_nothing(
     job = fleet.submit(train_spec())
     page.goto("/")
     expect(page.locator("#rows tr")).to_have_count(1)
-    with another_site() as port:
-        page.goto(f"http://{host}:{port}/")
+    with listening(lambda _: Reply(content=b"<p>hello</p>", media_type="text/html")) as url:
+        page.goto(url.replace("127.0.0.1", host))
         tried = page.evaluate(PROBES, [service.url, job.id])
     assert tried.pop("cancel unseen") in ("sent", "refused")
     assert tried.pop("frame") == "closed"

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from http_receiver import listening
-
-
-@dataclass(frozen=True)
-class Request:
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
+from http_receiver import Reply, Request, listening
 
 
 @dataclass
@@ -71,9 +58,9 @@ def export_receiver(port: int = 0) -> Iterator[ExportReceiver]:
     """Listen until the end of the block."""
     receiver = ExportReceiver()
 
-    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, str, bytes]:
-        status, content = receiver.answer(Request(method, path, headers, body))
-        return status, "application/json", json.dumps(content).encode()
+    def answer(request: Request) -> Reply:
+        status, content = receiver.answer(request)
+        return Reply.of(content, status)
 
     with listening(answer, port) as receiver.url:
         yield receiver

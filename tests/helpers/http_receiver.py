@@ -1,15 +1,42 @@
-"""A server on loopback that hands what it is sent to a function, until the end of a block."""
+"""A server on loopback that answers by a function, until the end of a block."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-Answer = Callable[[str, str, dict[str, str], bytes], tuple[int, str, bytes]]
-"""``(method, path, headers, body)`` of a request to status, media type and body of its answer; names in lower case."""
+
+class Request(NamedTuple):
+    """What the server was sent. Names of headers are in lower case; a body is unpacked."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Reply(NamedTuple):
+    status: int = 200
+    content: bytes = b""
+    media_type: str = "application/json"
+    headers: Mapping[str, str] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, value: object, status: int = 200) -> Reply:
+        return cls(status, json.dumps(value).encode())
+
+
+Answer = Callable[[Request], Reply]
 
 
 @contextmanager
@@ -35,14 +62,15 @@ def listening(answer: Answer, port: int = 0) -> Iterator[str]:
             body = self.rfile.read(int(headers.get("content-length", "0")))
             if headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
-            status, media_type, content = answer(self.command, self.path, headers, body)
-            self.send_response(status)
-            self.send_header("Content-Type", media_type)
-            self.send_header("Content-Length", str(len(content)))
+            reply = answer(Request(self.command, self.path, headers, body))
+            self.send_response(reply.status)
+            own = {"Content-Type": reply.media_type, "Content-Length": str(len(reply.content))}
+            for name, value in (own | dict(reply.headers)).items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(reply.content)
 
-        do_GET = do_PUT = do_POST  # noqa: N815 - the names of the base class
+        do_GET = do_PUT = do_PATCH = do_DELETE = do_POST  # noqa: N815 - the names of the base class
 
         def log_message(self, *_: object) -> None:
             return

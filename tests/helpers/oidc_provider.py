@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
-from http_receiver import answering
+from http_receiver import Reply, Request, listening
 
 CLIENT_ID, CLIENT_SECRET = "trivet", "s3cret with spaces & signs"
 
@@ -98,31 +97,17 @@ def providing() -> Iterator[LocalProvider]:
     """Run a provider that knows one person."""
     provider = LocalProvider()
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *arguments: object) -> None:
-            """Say nothing."""
+    def answer(request: Request) -> Reply:
+        if request.method == "POST":
+            form = {name: values[0] for name, values in parse_qs(request.body.decode()).items()}
+            status, answered = provider.trade(form, request.headers.get("authorization", ""))
+            return Reply.of(answered, status)
+        if request.path == "/.well-known/openid-configuration":
+            return Reply.of(provider.describe())
+        if request.path == "/keys":
+            provider.asked_for_keys += 1
+            return Reply.of({"keys": [key.public for key in provider.published or [provider.key]]})
+        return Reply.of({}, 404)
 
-        def _answer(self, status: int, body: dict[str, Any]) -> None:
-            text = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def do_GET(self) -> None:
-            if self.path == "/.well-known/openid-configuration":
-                self._answer(200, provider.describe())
-            elif self.path == "/keys":
-                provider.asked_for_keys += 1
-                self._answer(200, {"keys": [key.public for key in provider.published or [provider.key]]})
-            else:
-                self._answer(404, {})
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            form = {name: values[0] for name, values in parse_qs(body).items()}
-            self._answer(*provider.trade(form, self.headers.get("Authorization", "")))
-
-    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as provider.issuer:
+    with listening(answer) as provider.issuer:
         yield provider

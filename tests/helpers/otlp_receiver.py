@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from http_receiver import listening
+from http_receiver import Reply, Request, listening
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
@@ -47,9 +47,9 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     """Listen until the end of the block."""
     receiver = OtlpReceiver("")
 
-    def answer(_: str, __: str, ___: dict[str, str], body: bytes) -> tuple[int, str, bytes]:
-        receiver.spans.extend(_spans(ExportTraceServiceRequest.FromString(body)))
-        return 200, "application/x-protobuf", b""
+    def answer(request: Request) -> Reply:
+        receiver.spans.extend(_spans(ExportTraceServiceRequest.FromString(request.body)))
+        return Reply(media_type="application/x-protobuf")
 
     with listening(answer) as receiver.url:
         yield receiver

@@ -132,18 +132,23 @@ def test_a_script_that_does_odd_things_harms_nobody_and_keeps_what_it_says(fleet
     assert not (fleet.data.root / "planted").exists()
 
 
-def test_a_script_goes_on_from_what_its_failed_attempt_left(fleet: Fleet) -> None:
-    ref = placed(fleet, {"train.py": FAILING}, retries=1)
-    fleet.supervise(ref, command=REAL_SUPERVISOR)
-    eventually(lambda: fleet.job(ref).state == "queued")
-    error = next(event for event in fleet.events(ref, "error"))
-    assert (error["error"], error["message"]) == ("ScriptExit", "the script ended with exit code 3")
+def assert_goes_on(fleet: Fleet, ref: AttemptRef) -> None:
+    """The next attempt succeeds, from where the first one stopped."""
     assert fleet.store.attempts.place() == [ref.job_id]
     fleet.supervise(AttemptRef(ref.job_id, 2, ref.host), command=REAL_SUPERVISOR)
     job = fleet.ended(ref)
     assert job.state == "succeeded"
     assert job.result is not None
     assert job.result["went_on"] == 1.0
+
+
+def test_a_script_goes_on_from_what_its_failed_attempt_left(fleet: Fleet) -> None:
+    ref = placed(fleet, {"train.py": FAILING}, retries=1)
+    fleet.supervise(ref, command=REAL_SUPERVISOR)
+    eventually(lambda: fleet.job(ref).state == "queued")
+    error = next(event for event in fleet.events(ref, "error"))
+    assert (error["error"], error["message"]) == ("ScriptExit", "the script ended with exit code 3")
+    assert_goes_on(fleet, ref)
 
 
 def test_a_script_that_is_told_to_stop_ends_by_itself_and_is_queued_again(fleet: Fleet) -> None:
@@ -172,12 +177,7 @@ def test_a_script_makes_room_for_a_job_of_higher_priority_and_goes_on_after_it(f
     ]
     assert fleet.store.attempts.place() == [urgent.id]
     fleet.store.jobs.cancel(urgent.id)
-    assert fleet.store.attempts.place() == [ref.job_id]
-    fleet.supervise(AttemptRef(ref.job_id, 2, ref.host), command=REAL_SUPERVISOR)
-    job = fleet.ended(ref)
-    assert job.state == "succeeded"
-    assert job.result is not None
-    assert job.result["went_on"] == 1.0
+    assert_goes_on(fleet, ref)
 
 
 def test_a_script_without_an_end_is_ended_by_its_time_limit(fleet: Fleet) -> None:

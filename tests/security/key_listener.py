@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
+import http_receiver
 import pytest
-from http_receiver import answering
+from http_receiver import Reply, Request
 
 from service.jobs.host import ENV_PREFIX
 from trivet.client import Client
@@ -33,20 +32,13 @@ class Listener:
 
 @contextmanager
 def listening() -> Iterator[Listener]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            listener.keys.append(self.headers.get("Authorization", ""))
-            self.send_response(listener.status)
-            for name, value in {"Content-Type": "application/json", **listener.headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(b'{"items": [], "next_cursor": null}')
+    listener = Listener("")
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            return
+    def answer(request: Request) -> Reply:
+        listener.keys.append(request.headers.get("authorization", ""))
+        return Reply(listener.status, b'{"items": [], "next_cursor": null}', headers=listener.headers)
 
-    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
-        listener = Listener(url)
+    with http_receiver.listening(answer) as listener.url:
         yield listener
 
 

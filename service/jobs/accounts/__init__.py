@@ -17,7 +17,7 @@ from service.jobs.accounts.projects import (
     owner_in,
     parse_quotas,
 )
-from service.jobs.accounts.sign_in import ClaimNames, NotAdmitted, Person, parse_rules, person_of
+from service.jobs.accounts.sign_in import NotAdmitted, Person, parse_rules, person_of
 
 __all__ = [
     "DEFAULT_PROJECT",
@@ -25,7 +25,6 @@ __all__ = [
     "PROJECT_PATTERN",
     "ROLES",
     "SCOPES",
-    "ClaimNames",
     "NotAdmitted",
     "Person",
     "Project",

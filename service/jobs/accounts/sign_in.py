@@ -29,14 +29,6 @@ class SignInRule:
 
 
 @dataclass(frozen=True)
-class ClaimNames:
-    """Names the claims that are read."""
-
-    owner: str
-    groups: str
-
-
-@dataclass(frozen=True)
 class Person:
     """Who signed in. ``id`` is that of one subject of one issuer, for ever; ``name`` owns jobs."""
 
@@ -65,17 +57,17 @@ def _parse_rule(text: str) -> SignInRule:
     return SignInRule(group, project, SCOPES[ROLES.index(role)])
 
 
-def person_of(claims: Mapping[str, Any], names: ClaimNames, rules: Sequence[SignInRule]) -> Person:
+def person_of(claims: Mapping[str, Any], rules: Sequence[SignInRule], *, owner_claim: str, groups_claim: str) -> Person:
     """Return the person of a verified ID token's claims. The first rule that matches one of the person's groups counts.
 
     Raises :class:`NotAdmitted`.
     """
-    groups = _groups(claims.get(names.groups))
+    groups = _groups(claims.get(groups_claim))
     rule = next((rule for rule in rules if rule.group in groups or rule.group == EVERYBODY), None)
     if rule is None:
         raise NotAdmitted("none of your groups has a role here (TRIVET_OIDC_ROLES)")
     subject = hashlib.sha256(f"{claims['iss']}\0{claims['sub']}".encode()).hexdigest()[:32]
-    return Person(f"oidc-{subject}", _owner(claims, names.owner), (rule.scope,), rule.project)
+    return Person(f"oidc-{subject}", _owner(claims, owner_claim), (rule.scope,), rule.project)
 
 
 def _owner(claims: Mapping[str, Any], claim: str) -> str:

@@ -4,5 +4,16 @@ from service.jobs.settings.broker_url import Invitation, NoInvitation, tls_optio
 from service.jobs.settings.retention import MAX_LOG_BYTES
 from service.jobs.settings.settings import Settings, describe, sources
 from service.jobs.settings.sign_in import LOOPBACK
+from service.jobs.settings.words import Network
 
-__all__ = ["LOOPBACK", "MAX_LOG_BYTES", "Invitation", "NoInvitation", "Settings", "describe", "sources", "tls_options"]
+__all__ = [
+    "LOOPBACK",
+    "MAX_LOG_BYTES",
+    "Invitation",
+    "Network",
+    "NoInvitation",
+    "Settings",
+    "describe",
+    "sources",
+    "tls_options",
+]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from service.jobs.records.store_limits import StoreLimits
-from service.jobs.settings.words import addresses, entries
+from service.jobs.settings.words import Addresses, entries
 
 
 class ApiSettings(BaseModel):
@@ -24,7 +24,7 @@ class ApiSettings(BaseModel):
     api_processes: int = Field(1, ge=1, le=64, description="API processes of `trivet up`, which share its port")
     port: int = Field(8437, ge=0, le=65535, description="port that the API binds; 0 takes a free one")
     behind_proxy: bool = Field(False, description="a proxy in front of the API ends TLS")
-    trusted_proxies: str = Field(
+    trusted_proxies: Addresses = Field(
         "127.0.0.1,::1",
         description="proxies whose forwarded client address is trusted: addresses or networks, by comma (behind_proxy)",
     )
@@ -73,11 +73,6 @@ class ApiSettings(BaseModel):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key come together: give both, or neither")
         return self
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _proxies_are_addresses(cls, text: str) -> str:
-        return addresses(text)
 
     @property
     def proxies(self) -> list[str]:

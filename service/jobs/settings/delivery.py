@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, model_validator
 
-from service.jobs.settings.words import addresses, entries
+from service.jobs.settings.words import Addresses, Network, entries, networks
 from service.jobs.spec.common import leads_to_a_server
 
 
 class DeliverySettings(BaseModel):
     """The targets of webhooks and exports, and how long each is tried."""
 
-    webhook_allow: str = Field(
+    webhook_allow: Addresses = Field(
         "", description="further addresses or networks, by comma, to which webhooks may go, even without TLS"
     )
     webhook_retry_hours: float = Field(
@@ -48,15 +48,10 @@ class DeliverySettings(BaseModel):
         24.0, gt=0, le=24 * 30, description="hours for which the export of an ended job is tried again"
     )
 
-    @field_validator("webhook_allow")
-    @classmethod
-    def _webhooks_lead_to_addresses(cls, text: str) -> str:
-        return addresses(text)
-
     @property
-    def webhook_networks(self) -> list[str]:
+    def webhook_networks(self) -> list[Network]:
         """Return the addresses and networks of ``webhook_allow``."""
-        return entries(self.webhook_allow)
+        return networks(self.webhook_allow)
 
     @model_validator(mode="after")
     def _mail_is_whole(self) -> Self:

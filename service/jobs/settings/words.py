@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def entries(text: str) -> list[str]:
@@ -10,11 +15,21 @@ def entries(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
-def addresses(text: str) -> str:
-    """Return a list of addresses and networks. Raises ``ValueError`` with the entry that is neither."""
+def networks(text: str) -> list[Network]:
+    """Return the addresses and networks of a setting. Raises ``ValueError`` with the entry that is neither."""
+    found: list[Network] = []
     for entry in entries(text):
         try:
-            ipaddress.ip_network(entry)
+            found.append(ipaddress.ip_network(entry))
         except ValueError as error:
             raise ValueError(f"{entry!r} is neither an address nor a network: {error}") from None
+    return found
+
+
+def _checked(text: str) -> str:
+    networks(text)
     return text
+
+
+Addresses = Annotated[str, AfterValidator(_checked)]
+"""Addresses and networks, by comma."""

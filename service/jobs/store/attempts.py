@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, PhaseEvent, ProgressEvent
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.queue.fair_share import PendingJob
 from service.jobs.queue.preemption import PreemptibleJob, Preemption, plan
 from service.jobs.records import (
     Allocation,
@@ -41,6 +40,7 @@ from service.jobs.store.artifacts import checked_name
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keyspace import PLACEMENT_NEWS
+from service.jobs.store.queue import pending_job
 
 _BATCH = 256
 """Outbox entries, and ended leases, handled in one script call."""
@@ -170,10 +170,8 @@ class Attempts:
         }
         stubs.record_artifact(
             self.client,
+            **vars(ref),
             limits=self.limits.script_argument,
-            job_id=ref.job_id,
-            attempt=ref.attempt,
-            host=ref.host,
             name=artifact.name,
             entry=artifact.model_dump_json(),
             event=orjson.dumps(event).decode(),
@@ -187,10 +185,8 @@ class Attempts:
         """
         view = stubs.finish(
             self.client,
+            **vars(ref),
             limits=self.limits.script_argument,
-            job_id=ref.job_id,
-            attempt=ref.attempt,
-            host=ref.host,
             status=outcome.status,
             result="" if outcome.result is None else orjson.dumps(outcome.result).decode(),
             error="" if outcome.status == "succeeded" else _error(ref, outcome).model_dump_json(),
@@ -334,7 +330,7 @@ class Preemptions:
         hosts = [host for host in self.hosts.list() if host.takes_work]
         auto = "cuda" if any(host.cuda for host in hosts) else "cpu"
         found = plan(
-            [_pending_job(view, auto) for view in map(decode.fields_of, stubs.waiting(self.client, *pending))],
+            [pending_job(view, auto) for view in map(decode.fields_of, stubs.waiting(self.client, *pending))],
             [_preemptible(row) for row in running],
             {pool: {host.name: len(host.free.get(pool, ())) for host in hosts} for pool in ("cuda", "cpu")},
             self.limits.preemption_min_run_s,
@@ -346,20 +342,6 @@ class Preemptions:
         job = found.beneficiary
         words = orjson.dumps(victims).decode()
         return stubs.preempt(self.client, self.limits.script_argument, job.id, job.pool, words) == 1
-
-
-def _pending_job(view: dict[str, str], auto: str) -> PendingJob:
-    device, ranks, max_hosts = view["shape"].split(":")
-    return PendingJob(
-        id=view["id"],
-        kind=view["kind"],
-        owner=view["owner"],
-        pool=auto if device == "auto" else device,
-        ranks=int(ranks),
-        max_hosts=int(max_hosts),
-        priority=int(view["priority"]),
-        queued_at_ms=int(view["queued_at"]),
-    )
 
 
 def _preemptible(row: list[str]) -> PreemptibleJob:

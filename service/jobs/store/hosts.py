@@ -147,9 +147,7 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
         (_holding(*part) for part in decode.fields_of(held).items()), key=lambda one: (one.job or "", one.attempt)
     )
     allocation = orjson.loads(fields.get("allocation", "null"))
-    if allocation is not None:
-        return _host_of_allocation(fields, AllocatedDevices.model_validate(allocation), holdings, alive=alive == "1")
-    return Host(
+    host = Host(
         name=fields["name"],
         alive=alive == "1",
         draining="draining" in fields,
@@ -157,7 +155,7 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
         cuda=orjson.loads(fields["cuda"]),
         cpu_slots=int(fields["devices:cpu"]),
         free={"cuda": tuple(sorted(map(int, cuda))), "cpu": tuple(sorted(map(int, cpu)))},
-        running=_running(holdings),
+        running=tuple(dict.fromkeys(holding.job for holding in holdings if holding.job)),
         held=tuple(holdings),
         failing=_failing(fields),
         overcommitted=orjson.loads(fields.get("overcommitted", "null")),
@@ -167,32 +165,22 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
         isolation=orjson.loads(fields.get("isolation", "[]")),
         launchers=orjson.loads(fields.get("launchers", "{}")),
     )
+    return host if allocation is None else _with_allocation(host, AllocatedDevices.model_validate(allocation))
 
 
-def _host_of_allocation(fields: dict[str, str], has: AllocatedDevices, holdings: list[Holding], *, alive: bool) -> Host:
+def _with_allocation(host: Host, has: AllocatedDevices) -> Host:
     """Return a host of an allocation, which has the allocation's devices and declares none to placement."""
-    held = {device for holding in holdings for device in holding.devices}
+    held = {device for holding in host.held for device in holding.devices}
     free = tuple(device for device in range(has.devices) if device not in held)
-    return Host(
-        name=fields["name"],
-        alive=alive,
-        draining=False,
-        address=fields["address"],
-        cuda=("CUDA device",) * has.devices if has.pool == "cuda" else (),
-        cpu_slots=has.devices if has.pool == "cpu" else 0,
-        free={"cuda": (), "cpu": (), has.pool: free},
-        running=_running(holdings),
-        held=tuple(holdings),
-        clock_skew_s=int(fields.get("clock_skew_ms", "0")) / 1000,
-        seen_at=decode.moment(fields["seen_at"]),
-        versions=orjson.loads(fields["versions"]),
-        isolation=orjson.loads(fields["isolation"]),
-        allocation=has,
-    )
-
-
-def _running(holdings: list[Holding]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(holding.job for holding in holdings if holding.job))
+    changes = {
+        "draining": False,
+        "cuda": ("CUDA device",) * has.devices if has.pool == "cuda" else (),
+        "cpu_slots": has.devices if has.pool == "cpu" else 0,
+        "free": {"cuda": (), "cpu": (), has.pool: free},
+        "failing": None,
+        "allocation": has,
+    }
+    return host.model_copy(update=changes)
 
 
 def _failing(fields: dict[str, str]) -> FailingHost | None:

@@ -53,19 +53,13 @@ class Jobs:
     artifacts: ArtifactStore
 
     def submit(
-        self,
-        spec: CommonSpec,
-        owner: str,
-        idempotency_key: str | None = None,
-        body_hash: str | None = None,
-        *,
-        project: str = DEFAULT_PROJECT,
+        self, spec: CommonSpec, owner: str, idempotency_key: str | None = None, *, project: str = DEFAULT_PROJECT
     ) -> tuple[Job, bool]:
         """Check a job in this process and accept it, see :meth:`submission` and :meth:`accept`.
 
         Raises :class:`Rejected` with every reason why the job could never run.
         """
-        submission = self.submission(spec, owner, idempotency_key, body_hash, project=project)
+        submission = self.submission(spec, owner, idempotency_key, project=project)
         if (known := self.known(submission)) is not None:
             return known, False
         if problems := self.check_request([submission]).problems():
@@ -73,23 +67,16 @@ class Jobs:
         return self.accept(submission)
 
     def submission(
-        self,
-        spec: CommonSpec,
-        owner: str,
-        idempotency_key: str | None = None,
-        body_hash: str | None = None,
-        *,
-        project: str = DEFAULT_PROJECT,
+        self, spec: CommonSpec, owner: str, idempotency_key: str | None = None, *, project: str = DEFAULT_PROJECT
     ) -> Submission:
-        """Return the submission to accept, with the spec's own hash if ``body_hash`` is absent.
+        """Return the submission to accept.
 
         The same key of the same owner in the same project stands for one job as long as the key is remembered.
         """
-        body_hash = body_hash or hashed(_text_of(spec))
         idem = "" if idempotency_key is None else _idempotency_digest(project, owner, idempotency_key)
         limited = self._with_defaults(spec, self._default_time_s(project))
         launcher = spec.launcher or self.limits.launcher
-        return Submission("", limited, owner, project, _text_of(limited), idem, body_hash, launcher)
+        return Submission("", limited, owner, project, _text_of(limited), idem, hashed(_text_of(spec)), launcher)
 
     def batch(
         self, specs: Sequence[CommonSpec], owner: str, idempotency_key: str | None = None, *, project: str

@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -215,7 +215,7 @@ class Queue:
         after, queued = "", list[tuple[PendingJob, bool]]()
         while True:
             now_ms, *rows = stubs.read_queue(self.client, after, _PIECE)
-            queued += ((_pending_job(row, auto), row[1] == "1") for row in rows)
+            queued += ((pending_job(dict(zip(_QUEUED, row, strict=True)), auto), row[1] == "1") for row in rows)
             if len(rows) < _PIECE:
                 return now_ms, queued
             after = rows[-1][0]
@@ -256,20 +256,25 @@ def _position(cursor: str | None) -> int:
     return int(cursor)
 
 
-def _pending_job(row: list[str], auto: str) -> PendingJob:
-    job_id, _, shape, priority, queued_at, kind, owner, timeout_s, project = row
-    device, ranks, max_hosts = shape.split(":")
+_QUEUED = ("id", "waits", "shape", "priority", "queued_at", "kind", "owner", "timeout_s", "project")
+"""The fields that ``lua/read_queue.lua`` returns of a job, in order."""
+
+
+def pending_job(view: Mapping[str, str], auto: str) -> PendingJob:
+    """Return a job from the fields of its record; one that asks for any devices draws from the pool ``auto``."""
+    device, ranks, max_hosts = view["shape"].split(":")
+    timeout_s = view.get("timeout_s")
     return PendingJob(
-        id=job_id,
-        kind=kind,
-        owner=owner,
+        id=view["id"],
+        kind=view["kind"],
+        owner=view["owner"],
         pool=auto if device == "auto" else device,
         ranks=int(ranks),
         max_hosts=int(max_hosts),
-        priority=int(priority),
-        queued_at_ms=int(queued_at),
+        priority=int(view["priority"]),
+        queued_at_ms=int(view["queued_at"]),
         timeout_s=float(timeout_s) if timeout_s else None,
-        project=project or DEFAULT_PROJECT,
+        project=view.get("project") or DEFAULT_PROJECT,
     )
 
 

@@ -49,45 +49,27 @@ CLEAN: tuple[Planted, ...] = (
     Planted(loops.remembering, "inference", kept=("scorer",)),
 )
 
+_OVER_REPLAYS = "gradients are accumulated or used over replays"
+
+
+def _breaks_lifetimes(step: loops.StepOf, *words: str, wrong: bool = True) -> Planted:
+    return Planted(step, verdict="fail_lifetime", words=words, wrong=wrong)
+
+
 DEFECTS: tuple[Planted, ...] = (
     Planted(loops.holding, "inference", "fail_lifetime", ("held over a replay", "State.scores[")),
     Planted(loops.comparing, "inference", "fail_lifetime", ("held over a replay", "State.scores[0]")),
-    Planted(
+    _breaks_lifetimes(
         loops.marking_each_forward,
-        verdict="fail_lifetime",
-        words=("a step is marked at", "marking_each_forward", "up to 2 backwards are still to run, of scorer"),
+        *("a step is marked at", "marking_each_forward", "up to 2 backwards are still to run, of scorer"),
     ),
-    Planted(
-        loops.marking_telemetry,
-        verdict="fail_lifetime",
-        words=("a step is marked at", "marking_telemetry", "up to 1 backwards are still to run"),
+    _breaks_lifetimes(
+        loops.marking_telemetry, "a step is marked at", "marking_telemetry", "up to 1 backwards are still to run"
     ),
-    Planted(
-        loops.accumulating_unmarked,
-        verdict="fail_lifetime",
-        words=("gradients are accumulated or used over replays", "accumulating_unmarked", "first.weight"),
-    ),
-    Planted(
-        loops.marking_each_micro_batch,
-        verdict="fail_lifetime",
-        words=("gradients are accumulated or used over replays", "marking_each_micro_batch", "first.weight"),
-    ),
-    Planted(
-        loops.stepping_late,
-        verdict="fail_lifetime",
-        words=("gradients are accumulated or used over replays", "stepping_late", "first.weight"),
-        wrong=False,
-    ),
-    Planted(
-        loops.watching_late,
-        verdict="fail_lifetime",
-        words=("gradients are accumulated or used over replays", "in call", "first.weight"),
-        wrong=False,
-    ),
-    Planted(
-        loops.calling_in_backward,
-        verdict="fail_lifetime",
-        words=("scorer is called again within a running backward", "rescore"),
-    ),
+    _breaks_lifetimes(loops.accumulating_unmarked, _OVER_REPLAYS, "accumulating_unmarked", "first.weight"),
+    _breaks_lifetimes(loops.marking_each_micro_batch, _OVER_REPLAYS, "marking_each_micro_batch", "first.weight"),
+    _breaks_lifetimes(loops.stepping_late, _OVER_REPLAYS, "stepping_late", "first.weight", wrong=False),
+    _breaks_lifetimes(loops.watching_late, _OVER_REPLAYS, "in call", "first.weight", wrong=False),
+    _breaks_lifetimes(loops.calling_in_backward, "scorer is called again within a running backward", "rescore"),
     Planted(loops.growing, verdict="unstable", words=("new shapes in every step", "[2, 4]"), wrong=False),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis as redis_py
-from store_builders import DONE, FAILED, LOG, Start, Submit, parts
+from store_builders import DONE, FAILED, LOG, World, parts
 
 from service.jobs.files import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, JobError, PartOutcome, Progress, Superseded, TorchUsed
@@ -65,23 +65,21 @@ def test_redispatch_waits_for_its_time(broker: str, redis: redis_py.Redis, data:
     store.close()
 
 
-def test_leases_have_the_lengths_of_the_limits(
-    broker: str, redis: redis_py.Redis, data: DataLayout, submit: Submit, beat: Any
-) -> None:
+def test_leases_have_the_lengths_of_the_limits(broker: str, data: DataLayout, world: World) -> None:
     store = Store.connect(broker, data, StoreLimits(lease_s=100, starting_lease_s=500))
-    beat("a", cpu=1)
-    job = submit()
+    world.beat("a", cpu=1)
+    job = world.submit()
 
     def lease_ms(ref: AttemptRef) -> float:
-        seconds, micro = redis.time()
-        return float(redis.zscore(LEASES(), str(ref)) or 0) - (seconds * 1000 + micro // 1000)
+        seconds, micro = world.redis.time()
+        return float(world.redis.zscore(LEASES(), str(ref)) or 0) - (seconds * 1000 + micro // 1000)
 
     store.attempts.place()
     ref = AttemptRef(job.id, 1, "a")
     assert 400_000 < lease_ms(ref) <= 500_000
     store.attempts.claim(ref, "s")
     assert 50_000 < lease_ms(ref) <= 100_000
-    redis.zadd(LEASES(), {str(ref): 1})
+    world.redis.zadd(LEASES(), {str(ref): 1})
     assert store.attempts.renew(ref) == "run"
     assert 50_000 < lease_ms(ref) <= 100_000
     store.close()
@@ -111,10 +109,10 @@ def test_every_write_of_anyone_else_is_refused(store: Store, gang: Job, stale: s
     assert store.artifacts.list(gang.id) == []
 
 
-def test_events_progress_and_result_reach_the_job(store: Store, submit: Submit, beat: Any, start: Start) -> None:
-    beat("a", cpu=1)
-    job = submit()
-    (ref,) = start(job)
+def test_events_progress_and_result_reach_the_job(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    job = world.submit()
+    (ref,) = world.start(job)
     progress: Any = {"type": "progress", "time": 1.0, "rank": 0, "done": 3, "total": 9, "unit": "steps"}
     store.attempts.emit(ref, [LOG, {**LOG, "line": "ünïcode \x00 \"'"}], progress)
     assert [stored.event["line"] for stored in store.events.page(job.id, types={"log"}).items] == [
@@ -129,10 +127,10 @@ def test_events_progress_and_result_reach_the_job(store: Store, submit: Submit, 
     assert done.created_at <= (done.started_at or done.created_at) <= (done.ended_at or done.created_at)
 
 
-def test_progress_within_a_unit_reaches_the_job(store: Store, submit: Submit, beat: Any, start: Start) -> None:
-    beat("a", cpu=1)
-    job = submit()
-    (ref,) = start(job)
+def test_progress_within_a_unit_reaches_the_job(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    job = world.submit()
+    (ref,) = world.start(job)
     told = {
         "done": 0,
         "total": 8,
@@ -149,12 +147,10 @@ def begun(name: str, at: float, rank: int = 0) -> Any:
     return {"type": "phase", "time": at, "rank": rank, "name": name}
 
 
-def test_phases_last_until_the_next_one_and_the_last_one_to_the_end(
-    store: Store, submit: Submit, beat: Any, start: Start
-) -> None:
-    beat("a", cpu=1)
-    job = submit()
-    (ref,) = start(job)
+def test_phases_last_until_the_next_one_and_the_last_one_to_the_end(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    job = world.submit()
+    (ref,) = world.start(job)
     (starting,) = store.jobs.get(job.id).phases
     assert (starting.name, starting.seconds) == ("starting", None)
     at = starting.began_at.timestamp()
@@ -167,42 +163,42 @@ def test_phases_last_until_the_next_one_and_the_last_one_to_the_end(
     assert store.jobs.get(job.id).phases[-1].seconds == 0.0  # its clock was ahead
 
 
-def test_phases_are_those_of_the_newest_attempt(store: Store, submit: Submit, beat: Any, start: Start) -> None:
-    beat("a", cpu=1)
-    job = submit(retries=1)
-    (ref,) = start(job)
+def test_phases_are_those_of_the_newest_attempt(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    job = world.submit(retries=1)
+    (ref,) = world.start(job)
     store.attempts.emit(ref, [begun("importing", time.time())])
     store.attempts.finish(ref, FAILED)
     assert store.jobs.get(job.id).phases == ()
-    start(store.jobs.get(job.id))
+    world.start(store.jobs.get(job.id))
     assert [phase.name for phase in store.jobs.get(job.id).phases] == ["starting"]
 
 
-def test_what_would_fail_again_is_not_tried_again(store: Store, submit: Submit, beat: Any, start: Start) -> None:
-    beat("a", cpu=1)
-    job = submit(retries=1)
-    (ref,) = start(job)
+def test_what_would_fail_again_is_not_tried_again(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    job = world.submit(retries=1)
+    (ref,) = world.start(job)
     refused = JobError(type="GateError", message="no", final=True)
     assert store.attempts.finish(ref, PartOutcome("failed", error=refused)).state == "failed"
 
 
-def test_a_job_keeps_the_torch_that_its_newest_attempt_runs_with(store: Store, submit: Submit, start: Start) -> None:
-    job = submit()
+def test_a_job_keeps_the_torch_that_its_newest_attempt_runs_with(store: Store, world: World) -> None:
+    job = world.submit()
     assert store.jobs.get(job.id).torch is None
     for version, tried in (("2.13.0+cpu", True), ("2.99.0", False)):
         store.hosts.beat(HostReport("a", "a.example", (), 4, {"torch": version}))
-        (ref,) = start(job)
+        (ref,) = world.start(job)
         store.hosts.beat(HostReport("a", "a.example", (), 4, {"torch": "2.11.0"}, (f"{job.id}:{ref.attempt}",)))
         assert store.jobs.get(job.id).torch == TorchUsed(version=version, tried=tried)
         store.attempts.finish(ref, PartOutcome("interrupted"))
 
 
-def test_a_job_keeps_what_computed_each_attempt(store: Store, submit: Submit, start: Start) -> None:
-    job = submit(device="cuda")
+def test_a_job_keeps_what_computed_each_attempt(store: Store, world: World) -> None:
+    job = world.submit(device="cuda")
     for version, threads in (("2.13.0+cpu", 4), ("2.14.0", 8)):
         told = {"torch": version, "trivet": "1"}
         store.hosts.beat(HostReport("a", "a.example", ("H200", "B200"), 4, told, threads={"cuda": threads, "cpu": 1}))
-        (ref,) = start(job)
+        (ref,) = world.start(job)
         store.attempts.finish(ref, PartOutcome("interrupted"))
     both = store.jobs.get(job.id).computed_by
     assert [(by.attempt, by.host, by.pool, by.threads) for by in both] == [(1, "a", "cuda", 4), (2, "a", "cuda", 8)]
@@ -212,11 +208,11 @@ def test_a_job_keeps_what_computed_each_attempt(store: Store, submit: Submit, st
     assert listed.computed_by == both
 
 
-def test_a_rank_cannot_spoil_the_record_by_its_phases(store: Store, submit: Submit, beat: Any, start: Start) -> None:
+def test_a_rank_cannot_spoil_the_record_by_its_phases(store: Store, world: World) -> None:
     """Neither by times that are none, nor by their number or length."""
-    beat("a", cpu=1)
-    job = submit()
-    (ref,) = start(job)
+    world.beat("a", cpu=1)
+    job = world.submit()
+    (ref,) = world.start(job)
     for at in (1e300, -1e300, 1.0):
         store.attempts.emit(ref, [begun("x" * 10_000, at)] * 100)
     phases = store.jobs.get(job.id).phases
@@ -232,7 +228,7 @@ def test_an_attempt_cannot_forge_the_services_events(store: Store, gang: Job, ki
     assert store.events.page(gang.id, types={"log"}).items == []
 
 
-def test_one_failed_part_stops_its_peers_and_the_first_fault_decides(store: Store, gang: Job, start: Start) -> None:
+def test_one_failed_part_stops_its_peers_and_the_first_fault_decides(store: Store, gang: Job, world: World) -> None:
     first, second = parts(gang)
     store.attempts.claim(first, "s")
     store.attempts.claim(second, "s")
@@ -242,7 +238,7 @@ def test_one_failed_part_stops_its_peers_and_the_first_fault_decides(store: Stor
     assert again.state == "queued"
     assert again.reason is not None
     assert again.reason.startswith("attempt 1: no; retry 1 of 1")
-    first, second = start(gang)
+    first, second = world.start(gang)
     store.attempts.finish(first, FAILED)
     ended = store.attempts.finish(second, PartOutcome("stopped"))
     assert (ended.state, ended.error) == ("failed", FAILED.error)
@@ -258,29 +254,25 @@ def test_a_fault_takes_back_what_nobody_claimed(store: Store, gang: Job) -> None
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_a_part_that_gives_no_reason_still_has_an_error(
-    store: Store, submit: Submit, beat: Any, start: Start, status: Any
-) -> None:
-    beat("a", cpu=1)
-    (ref,) = start(submit())
+def test_a_part_that_gives_no_reason_still_has_an_error(store: Store, world: World, status: Any) -> None:
+    world.beat("a", cpu=1)
+    (ref,) = world.start(world.submit())
     error = store.attempts.finish(ref, PartOutcome(status)).error
     assert error is not None
     assert error.type == status.capitalize()
     assert "host a" in error.message
 
 
-def test_cancelling_a_running_job_waits_for_its_processes(
-    store: Store, submit: Submit, beat: Any, start: Start, states: Any
-) -> None:
-    beat("a", cpu=1)
-    job = submit(retries=5)
-    (ref,) = start(job)
+def test_cancelling_a_running_job_waits_for_its_processes(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    job = world.submit(retries=5)
+    (ref,) = world.start(job)
     assert store.attempts.renew(ref) == "run"
     assert store.jobs.cancel(job.id).state == "cancelling"
     assert store.attempts.renew(ref) == "stop"
     assert store.hosts.list()[0].free["cpu"] == ()
     assert store.attempts.finish(ref, FAILED).state == "cancelled"
-    assert states(job) == ["queued", "starting", "running", "cancelling", "cancelled"]
+    assert world.states(job) == ["queued", "starting", "running", "cancelling", "cancelled"]
     assert store.hosts.list()[0].free["cpu"] == (0,)
     assert store.jobs.get(job.id).error is None
 
@@ -294,11 +286,9 @@ def test_cancelling_before_any_claim_is_immediate(store: Store, gang: Job) -> No
             store.attempts.claim(ref, "late")
 
 
-def test_success_counts_only_if_it_came_before_the_order_to_stop(
-    store: Store, submit: Submit, beat: Any, start: Start
-) -> None:
-    beat("a", cpu=2)
-    in_time, too_late = submit(), submit()
+def test_success_counts_only_if_it_came_before_the_order_to_stop(store: Store, world: World) -> None:
+    world.beat("a", cpu=2)
+    in_time, too_late = world.submit(), world.submit()
     store.attempts.place()
     refs = [AttemptRef(job.id, 1, "a") for job in (in_time, too_late)]
     for ref in refs:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import redis as redis_py
+from store_builders import World
 
 from service.jobs.files import DataLayout
-from service.jobs.records import Artifact, AttemptRef, Job, PartOutcome, Rejected
+from service.jobs.records import Artifact, AttemptRef, PartOutcome, Rejected
 from service.jobs.store import Store, StoreLimits
 from service.jobs.store.keyspace import EVENT_BYTES, JOB_EVENTS
 from service.jobs.store.tail import StreamTail
@@ -25,10 +26,10 @@ def logs(count: int, start: int = 0) -> list[Any]:
 
 
 @pytest.fixture
-def ref(store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]) -> AttemptRef:
+def ref(store: Store, world: World) -> AttemptRef:
     """A running part whose stream holds the three states up to ``running``."""
-    beat("a", cpu=1)
-    (only,) = start(submit())
+    world.beat("a", cpu=1)
+    (only,) = world.start(world.submit())
     return only
 
 
@@ -79,13 +80,11 @@ def test_a_batch_is_appended_once_however_often_it_is_sent(store: Store, ref: At
     assert list(walk(store, ref.job_id, {"log"}, limit=100))[9:] == logs(1, 9) * 2
 
 
-def test_the_next_attempt_counts_its_batches_anew(
-    store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]
-) -> None:
-    beat("a", cpu=1)
-    job = submit(retries=1)
+def test_the_next_attempt_counts_its_batches_anew(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    job = world.submit(retries=1)
     for attempt in range(2):
-        (ref,) = start(job)
+        (ref,) = world.start(job)
         store.attempts.emit(ref, logs(2, 2 * attempt), batch=1)
         store.attempts.finish(ref, PartOutcome("failed"))
     assert list(walk(store, job.id, {"log"}, limit=100)) == logs(4)
@@ -174,10 +173,10 @@ def test_the_live_tail_sees_what_the_scripts_write(
 
 
 def test_a_stream_of_everything_watches_a_bounded_number_of_queued_jobs(
-    broker: str, store: Store, submit: Callable[..., Job], ref: AttemptRef
+    broker: str, store: Store, world: World, ref: AttemptRef
 ) -> None:
     """However many are queued; the active ones are always among them."""
-    queued = [submit().id for _ in range(10)]
+    queued = [world.submit().id for _ in range(10)]
 
     async def recent() -> list[str]:
         tail = StreamTail.connect(broker)

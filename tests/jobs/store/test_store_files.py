@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_builders import LIMITS
+from store_builders import LIMITS, World
 
 from service.jobs.files import DataLayout
-from service.jobs.records import Artifact, AttemptRef, Conflict, Job, NotFound
+from service.jobs.records import Artifact, AttemptRef, Conflict, NotFound
 from service.jobs.store import Store, StoreLimits, TooLarge
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.keyspace import JOB_ARTIFACTS
@@ -76,9 +75,9 @@ def test_a_file_whose_bytes_are_gone_is_not_found(store: Store) -> None:
 
 
 @pytest.fixture
-def ref(store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]) -> AttemptRef:
-    beat("a", cpu=1)
-    (only,) = start(submit())
+def ref(store: Store, world: World) -> AttemptRef:
+    world.beat("a", cpu=1)
+    (only,) = world.start(world.submit())
     return only
 
 

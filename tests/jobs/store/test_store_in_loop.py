@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis as redis_py
 from broker_outages import PATIENT, back_soon
-from store_builders import Submit, train
+from store_builders import World, train
 
 from service.jobs.files import DataLayout
 from service.jobs.host.embedded_broker import EmbeddedBroker
@@ -27,8 +27,8 @@ def own(tmp_path: Path, data: DataLayout) -> Iterator[tuple[Store, redis_py.Redi
         store.close()
 
 
-def test_each_of_many_calls_gets_its_own_answer(store: Store, submit: Submit) -> None:
-    jobs = [submit(name=f"job {number}") for number in range(20)]
+def test_each_of_many_calls_gets_its_own_answer(store: Store, world: World) -> None:
+    jobs = [world.submit(name=f"job {number}") for number in range(20)]
     unknown = "job_" + "0" * 20
 
     async def read() -> list[Job | BaseException]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import redis as redis_py
-from store_builders import DONE, LIMITS, train
+from store_builders import DONE, LIMITS, World, train
 from store_invariants import Snapshot
 
 from service.jobs.files import DataLayout
@@ -115,16 +115,16 @@ def test_a_lost_attempt_waits_for_its_launcher_again(store: Store, redis: redis_
 
 
 def test_a_host_of_an_allocation_that_went_silent_is_forgotten_with_its_lease(
-    store: Store, redis: redis_py.Redis, arrive: Arrive, pass_time: Callable[[float], None]
+    store: Store, arrive: Arrive, world: World
 ) -> None:
     job, _ = store.jobs.submit(train(2, launcher="slurm", device="cpu"), "ada")
     arrive("slurm-7.0-0", job, 2)
     store.hosts.beat(HostReport("local", "10.0.0.1", cpu_slots=2))
     store.launching.place(job.id, FIRST, ["slurm-7.0-0"])
     store.attempts.claim(AttemptRef(job.id, 1, "slurm-7.0-0"), "supervisor")
-    pass_time(LIMITS.heartbeat_s + 1)
+    world.pass_time(LIMITS.heartbeat_s + 1)
     store.attempts.reap()
-    pass_time(LIMITS.lease_s + 1)
+    world.pass_time(LIMITS.lease_s + 1)
     store.attempts.reap()
     store.attempts.reap()
     assert [host.name for host in store.hosts.list()] == ["local"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +12,16 @@ import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lanes import examples
-from store_builders import train, verify
+from store_builders import World, train, verify
 
-from service.jobs.records import Job, Rejected
+from service.jobs.records import Rejected
 from service.jobs.store import HostReport, JobFilter, Store, StoreLimits
 from service.jobs.store.keyspace import JOB, JOBS
 
 
-def test_filters_combine(store: Store, submit: Callable[..., Job]) -> None:
-    one = submit(name="alpha", labels={"team": "x", "tier": "1"})
-    two = submit(name="beta", labels={"team": "y"})
+def test_filters_combine(store: Store, world: World) -> None:
+    one = world.submit(name="alpha", labels={"team": "x", "tier": "1"})
+    two = world.submit(name="beta", labels={"team": "y"})
     three, _ = store.jobs.submit(train(name="alphabet", labels={"team": "x"}), "bob")
     four, _ = store.jobs.submit(verify(one.id), "bob")
     store.jobs.cancel(two.id)
@@ -55,9 +54,9 @@ def test_filters_combine(store: Store, submit: Callable[..., Job]) -> None:
         "ΟΔΟΣ",
     ],
 )
-def test_a_job_is_found_by_its_own_name_in_any_script(store: Store, submit: Callable[..., Job], name: str) -> None:
-    named, labelled = submit(name=name), submit(labels={"place": name})
-    submit(name="another")
+def test_a_job_is_found_by_its_own_name_in_any_script(store: Store, world: World, name: str) -> None:
+    named, labelled = world.submit(name=name), world.submit(labels={"place": name})
+    world.submit(name="another")
     forms = {name, name.lower(), name.upper(), name.casefold(), name.swapcase()}
     forms |= {unicodedata.normalize(form, each) for each in forms for form in ("NFC", "NFD")}
     for q in forms:
@@ -65,20 +64,18 @@ def test_a_job_is_found_by_its_own_name_in_any_script(store: Store, submit: Call
         assert store.listing.counts(JobFilter(q=q)).states["queued"] == 2, q
 
 
-def test_a_job_from_before_names_were_folded_is_found_as_it_was(
-    store: Store, submit: Callable[..., Job], redis: redis_py.Redis
-) -> None:
-    job = submit(name="Alpha")
-    redis.hdel(JOB(job.id), "folded")
+def test_a_job_from_before_names_were_folded_is_found_as_it_was(store: Store, world: World) -> None:
+    job = world.submit(name="Alpha")
+    world.redis.hdel(JOB(job.id), "folded")
     assert [each.id for each in store.jobs.list(JobFilter(q="ALPHA")).items] == [job.id]
 
 
-def test_pages_are_stable_while_jobs_arrive(store: Store, submit: Callable[..., Job]) -> None:
-    jobs = [submit() for _ in range(7)]
+def test_pages_are_stable_while_jobs_arrive(store: Store, world: World) -> None:
+    jobs = [world.submit() for _ in range(7)]
     first = store.jobs.list(limit=3)
-    submit()
+    world.submit()
     second = store.jobs.list(limit=3, cursor=first.next_cursor)
-    submit()
+    world.submit()
     third = store.jobs.list(limit=3, cursor=second.next_cursor)
     walked = [job.id for page in (first, second, third) for job in page.items]
     assert walked == [job.id for job in reversed(jobs)]
@@ -103,10 +100,10 @@ def test_walking_the_pages_finds_each_match_once(
     assert walked == [job.id for job in reversed(jobs) if owner in (None, job.owner)]
 
 
-def test_a_page_ends_when_enough_was_looked_at(store: Store, submit: Callable[..., Job]) -> None:
-    wanted = submit(name="needle")
+def test_a_page_ends_when_enough_was_looked_at(store: Store, world: World) -> None:
+    wanted = world.submit(name="needle")
     for _ in range(4):
-        submit()
+        world.submit()
     jobs = replace(store.jobs, limits=StoreLimits(list_most=3, list_scan=1))
     first = jobs.list(JobFilter(q="needle"))
     assert first.items == ()
@@ -121,27 +118,25 @@ def test_bad_paging_is_refused(store: Store) -> None:
         store.jobs.list(limit=0)
 
 
-def test_all_jobs_are_in_the_index_with_equal_scores(
-    store: Store, redis: redis_py.Redis, submit: Callable[..., Job]
-) -> None:
+def test_all_jobs_are_in_the_index_with_equal_scores(store: Store, redis: redis_py.Redis, world: World) -> None:
     """Lexical ranges over a sorted set are defined for equal scores only."""
     for _ in range(3):
-        submit()
+        world.submit()
     assert {score for _, score in redis.zrange(JOBS(), 0, -1, withscores=True)} == {0.0}
     assert redis.exists(*(JOB(job.id) for job in store.jobs.list().items)) == 3
 
 
-def test_a_list_leaves_phases_out_and_specs_unless_they_are_asked_for(store: Store, submit: Callable[..., Job]) -> None:
-    job = submit(2)
+def test_a_list_leaves_phases_out_and_specs_unless_they_are_asked_for(store: Store, world: World) -> None:
+    job = world.submit(2)
     (listed,) = store.jobs.list().items
     assert (listed.id, listed.spec, listed.parallel) == (job.id, None, job.spec["parallel"])
     assert store.jobs.list(specs=True).items[0].spec == job.spec
     assert listed.model_dump(exclude={"spec"}) == job.model_dump(exclude={"spec", "phases", "torch"})
 
 
-def test_a_page_of_long_records_ends_early_and_goes_on(store: Store, submit: Callable[..., Job]) -> None:
+def test_a_page_of_long_records_ends_early_and_goes_on(store: Store, world: World) -> None:
     """The page takes no more of what it has not read, and each job comes once."""
-    jobs = [submit(name="x" * 200) for _ in range(5)]
+    jobs = [world.submit(name="x" * 200) for _ in range(5)]
     walked, cursor, pages = [], None, 0
     while cursor is not None or not pages:
         page = replace(store.jobs, limits=StoreLimits(list_page_bytes=1000)).list(limit=100, cursor=cursor, specs=True)
@@ -164,18 +159,16 @@ def walk_active(store: Store, limit: int, **fields: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 50])
-def test_what_runs_comes_first_then_the_queue_then_what_is_over(
-    store: Store, submit: Callable[..., Job], limit: int
-) -> None:
-    over, runs, urgent = submit(name="over"), submit(name="runs"), submit(name="urgent", priority=50)
-    first, second = submit(name="first", labels={"team": "x"}), submit(name="second")
-    dependent = submit(name="dependent", after=[first.id])
+def test_what_runs_comes_first_then_the_queue_then_what_is_over(store: Store, world: World, limit: int) -> None:
+    over, runs, urgent = world.submit(name="over"), world.submit(name="runs"), world.submit(name="urgent", priority=50)
+    first, second = world.submit(name="first", labels={"team": "x"}), world.submit(name="second")
+    dependent = world.submit(name="dependent", after=[first.id])
     store.jobs.cancel(over.id)
     store.hosts.beat(HostReport("a", "a", cpu_slots=1))
     store.jobs.cancel(urgent.id)
     store.attempts.place()
     assert store.jobs.get(runs.id).state == "starting"
-    urgent = submit(name="later but urgent", priority=50)
+    urgent = world.submit(name="later but urgent", priority=50)
     queued = [urgent.id, first.id, second.id, dependent.id]
     ended = [job.id for job in store.jobs.list(JobFilter(states=("cancelled",))).items]
     assert walk_active(store, limit) == [runs.id, *queued, *ended]
@@ -213,9 +206,9 @@ def test_counts_agree_with_the_list(
 
 
 @pytest.mark.parametrize("q", [None, "train"])
-def test_counts_say_when_they_were_cut_off(store: Store, submit: Callable[..., Job], q: str | None) -> None:
+def test_counts_say_when_they_were_cut_off(store: Store, world: World, q: str | None) -> None:
     for _ in range(4):
-        submit(name="train")
+        world.submit(name="train")
     listing = replace(store.listing, limits=StoreLimits(list_most=3, list_scan=1))
     for filters in (JobFilter(q=q), JobFilter(q=q, owner="ada")):
         counted = listing.counts(filters)

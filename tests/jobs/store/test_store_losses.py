@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from store_builders import DONE, FAILED, LIMITS, LOG, Expire, PassTime, Start, Submit, live, parts
+from store_builders import DONE, FAILED, LIMITS, LOG, World, live, parts
 
 from service.jobs.records import AttemptRef, Job, JobError, PartOutcome, Superseded
 from service.jobs.store import HostReport, Store
 
 
-def test_a_lost_lease_holds_its_devices_until_the_host_confirms(
-    store: Store, submit: Submit, beat: Any, start: Start, pass_time: PassTime
-) -> None:
-    beat("a", cpu=2)
-    job = submit(2)
-    (ref,) = start(job)
-    pass_time(LIMITS.lease_s)
-    beat("a", cpu=2, live=(live(ref),))
+def test_a_lost_lease_holds_its_devices_until_the_host_confirms(store: Store, world: World) -> None:
+    world.beat("a", cpu=2)
+    job = world.submit(2)
+    (ref,) = world.start(job)
+    world.pass_time(LIMITS.lease_s)
+    world.beat("a", cpu=2, live=(live(ref),))
     assert store.attempts.reap() == [job.id]
     queued = store.jobs.get(job.id)
     assert queued.state == "queued"
     assert queued.reason is not None
     assert "stopped renewing" in queued.reason
     assert store.attempts.place() == []
-    assert beat("a", cpu=2, live=(live(ref),)).kill == ()
-    pass_time(LIMITS.lease_s / 3)
-    assert beat("a", cpu=2, live=(live(ref),)).kill == (ref,)
+    assert world.beat("a", cpu=2, live=(live(ref),)).kill == ()
+    world.pass_time(LIMITS.lease_s / 3)
+    assert world.beat("a", cpu=2, live=(live(ref),)).kill == (ref,)
     assert store.attempts.place() == []
-    assert beat("a", cpu=2).kill == ()
+    assert world.beat("a", cpu=2).kill == ()
     assert store.attempts.place() == [job.id]
     assert store.attempts.renew(ref) == "lost"
 
 
-def test_losses_have_an_allowance_of_their_own_and_use_no_retry(
-    store: Store, submit: Submit, beat: Any, start: Start, expire: Expire
-) -> None:
+def test_losses_have_an_allowance_of_their_own_and_use_no_retry(store: Store, world: World) -> None:
     """The limits of these tests allow two."""
-    beat("a", cpu=1)
-    job = submit(retries=1)
+    world.beat("a", cpu=1)
+    job = world.submit(retries=1)
     told = []
     for _ in range(3):
-        (ref,) = start(job)
+        (ref,) = world.start(job)
         store.attempts.emit(ref, [LOG])
-        expire(ref)
+        world.expire(ref)
         store.attempts.reap()
-        beat("a", cpu=1)
+        world.beat("a", cpu=1)
         ended = store.jobs.get(job.id)
         told.append((ended.state, ended.reason or ""))
     assert [state for state, _ in told] == ["queued", "queued", "failed"]
@@ -58,30 +51,28 @@ def test_losses_have_an_allowance_of_their_own_and_use_no_retry(
     assert ended.error.type == "LeaseLost"
 
 
-def test_a_failure_uses_a_retry_and_a_reported_loss_does_not(
-    store: Store, submit: Submit, beat: Any, start: Start
-) -> None:
-    beat("a", cpu=1)
-    job = submit(retries=1)
+def test_a_failure_uses_a_retry_and_a_reported_loss_does_not(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    job = world.submit(retries=1)
     lost = PartOutcome("lost", error=JobError(type="SupervisorFault", message="no room"))
     for outcome, said in ((lost, "(1 of 2)"), (FAILED, "retry 1 of 1"), (lost, "(2 of 2)")):
-        (ref,) = start(job)
+        (ref,) = world.start(job)
         store.attempts.emit(ref, [LOG])
         queued = store.attempts.finish(ref, outcome)
         assert queued.state == "queued"
         assert queued.reason is not None
         assert said in queued.reason
-    (ref,) = start(job)
+    (ref,) = world.start(job)
     assert store.attempts.finish(ref, FAILED).error == FAILED.error
 
 
 @pytest.fixture(params=[False, True], ids=["queued", "placed again"])
-def lost(request: pytest.FixtureRequest, store: Store, submit: Submit, start: Start, expire: Expire) -> AttemptRef:
+def lost(request: pytest.FixtureRequest, store: Store, world: World) -> AttemptRef:
     """A part that was given up for lost on a host of two slots; in one case it was placed again, and nobody began."""
     store.hosts.beat(HostReport("a", "a.example", cpu_slots=2))
-    job = submit()
-    (ref,) = start(job)
-    expire(ref)
+    job = world.submit()
+    (ref,) = world.start(job)
+    world.expire(ref)
     store.attempts.reap()
     if request.param:
         assert store.attempts.place() == [job.id]
@@ -90,7 +81,7 @@ def lost(request: pytest.FixtureRequest, store: Store, submit: Submit, start: St
 
 @pytest.mark.parametrize("first", ["renew", "emit"])
 def test_an_attempt_given_up_for_lost_goes_on_while_no_newer_one_is_claimed(
-    store: Store, lost: AttemptRef, expire: Expire, first: str
+    store: Store, lost: AttemptRef, world: World, first: str
 ) -> None:
     if first == "renew":
         assert store.attempts.renew(lost) == "run"
@@ -99,42 +90,38 @@ def test_an_attempt_given_up_for_lost_goes_on_while_no_newer_one_is_claimed(
     back = store.jobs.get(lost.job_id)
     assert (back.state, back.attempt, back.placement[0].devices) == ("running", 1, (0,))
     assert store.hosts.list()[0].free["cpu"] == (1,)
-    expire(lost)
+    world.expire(lost)
     store.attempts.reap()
     assert "(1 of 2)" in (store.jobs.get(lost.job_id).reason or "")
 
 
-def test_finished_work_that_was_given_up_for_lost_is_taken(store: Store, lost: AttemptRef, states: Any) -> None:
+def test_finished_work_that_was_given_up_for_lost_is_taken(store: Store, lost: AttemptRef, world: World) -> None:
     done = store.attempts.finish(lost, DONE)
     assert (done.state, done.attempt, done.result) == ("succeeded", 1, DONE.result)
-    assert states(done)[-2:] == ["running", "succeeded"]
+    assert world.states(done)[-2:] == ["running", "succeeded"]
     assert store.hosts.list()[0].free["cpu"] == (0, 1)
     with pytest.raises(Superseded):
         store.attempts.claim(AttemptRef(lost.job_id, 2, "a"), "late")
 
 
-def test_an_attempt_given_up_for_lost_is_refused_once_a_newer_one_is_claimed(
-    store: Store, submit: Submit, beat: Any, start: Start, expire: Expire
-) -> None:
-    beat("a", cpu=2)
-    job = submit()
-    (ref,) = start(job)
-    expire(ref)
+def test_an_attempt_given_up_for_lost_is_refused_once_a_newer_one_is_claimed(store: Store, world: World) -> None:
+    world.beat("a", cpu=2)
+    job = world.submit()
+    (ref,) = world.start(job)
+    world.expire(ref)
     store.attempts.reap()
-    (newer,) = start(job)
+    (newer,) = world.start(job)
     with pytest.raises(Superseded):
         store.attempts.finish(ref, DONE)
-    assert beat("a", cpu=2, live=(live(ref), live(newer))).kill == (ref,)
+    assert world.beat("a", cpu=2, live=(live(ref), live(newer))).kill == (ref,)
     assert store.attempts.finish(newer, DONE).attempt == 2
 
 
-def test_a_number_of_a_withdrawn_attempt_is_not_given_again(
-    store: Store, submit: Submit, beat: Any, start: Start, expire: Expire
-) -> None:
-    beat("a", cpu=2)
-    job = submit(retries=1)
-    (ref,) = start(job)
-    expire(ref)
+def test_a_number_of_a_withdrawn_attempt_is_not_given_again(store: Store, world: World) -> None:
+    world.beat("a", cpu=2)
+    job = world.submit(retries=1)
+    (ref,) = world.start(job)
+    world.expire(ref)
     store.attempts.reap()
     store.attempts.place()
     assert store.attempts.finish(ref, FAILED).state == "queued"
@@ -142,11 +129,11 @@ def test_a_number_of_a_withdrawn_attempt_is_not_given_again(
     assert store.jobs.get(job.id).attempt == 3
 
 
-def test_all_lost_parts_of_a_gang_have_to_come_back(store: Store, gang: Job, expire: Expire) -> None:
+def test_all_lost_parts_of_a_gang_have_to_come_back(store: Store, gang: Job, world: World) -> None:
     first, second = parts(gang)
     for ref in (first, second):
         store.attempts.claim(ref, "s")
-        expire(ref)
+        world.expire(ref)
     store.attempts.reap()
     assert store.jobs.get(gang.id).state == "queued"
     assert store.attempts.finish(first, DONE).state == "running"
@@ -154,97 +141,89 @@ def test_all_lost_parts_of_a_gang_have_to_come_back(store: Store, gang: Job, exp
     assert store.jobs.get(gang.id).state == "succeeded"
 
 
-def test_a_gang_does_not_come_back_without_a_part_that_is_gone(
-    store: Store, gang: Job, expire: Expire, beat: Any
-) -> None:
+def test_a_gang_does_not_come_back_without_a_part_that_is_gone(store: Store, gang: Job, world: World) -> None:
     first, second = parts(gang)
     for ref in (first, second):
         store.attempts.claim(ref, "s")
-        expire(ref)
+        world.expire(ref)
     store.attempts.reap()
-    beat("b", cpu=1)
+    world.beat("b", cpu=1)
     with pytest.raises(Superseded):
         store.attempts.finish(first, DONE)
 
 
-def test_a_renewal_before_the_reaper_comes_keeps_the_part(
-    store: Store, submit: Submit, beat: Any, start: Start, expire: Expire
-) -> None:
-    beat("a", cpu=1)
-    (ref,) = start(submit())
-    expire(ref)
+def test_a_renewal_before_the_reaper_comes_keeps_the_part(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    (ref,) = world.start(world.submit())
+    world.expire(ref)
     assert store.attempts.renew(ref) == "run"
     assert store.attempts.reap() == []
 
 
-def test_unclaimed_starts_cost_no_retry_up_to_a_bound(
-    store: Store, submit: Submit, beat: Any, expire: Expire, pass_time: PassTime
-) -> None:
+def test_unclaimed_starts_cost_no_retry_up_to_a_bound(store: Store, world: World) -> None:
     """The limits of these tests allow two. There is no other host, so it is tried again, after a while."""
-    beat("a", cpu=1)
-    job = submit(retries=1)
+    world.beat("a", cpu=1)
+    job = world.submit(retries=1)
     seen = []
     for attempt in (1, 2, 3):
         assert store.attempts.place() == [job.id]
-        expire(AttemptRef(job.id, attempt, "a"))
+        world.expire(AttemptRef(job.id, attempt, "a"))
         assert store.attempts.reap() == [job.id]
         assert store.hosts.list()[0].free["cpu"] == (0,)
         seen.append(store.jobs.get(job.id).state)
-        pass_time(60)
+        world.pass_time(60)
     assert seen == ["queued", "queued", "failed"]
     error = store.jobs.get(job.id).error
     assert error is not None
     assert error.type == "NotClaimed"
 
 
-def test_a_requeued_job_keeps_its_place(store: Store, submit: Submit, beat: Any, expire: Expire) -> None:
-    beat("a", cpu=1)
-    old, young = submit(), submit()
+def test_a_requeued_job_keeps_its_place(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    old, young = world.submit(), world.submit()
     store.attempts.place()
-    expire(AttemptRef(old.id, 1, "a"))
+    world.expire(AttemptRef(old.id, 1, "a"))
     store.attempts.reap()
     assert store.attempts.place() == [old.id]
     assert store.jobs.get(young.id).state == "queued"
 
 
-def test_a_silent_host_loses_what_it_did_not_claim_at_once(
-    store: Store, submit: Submit, beat: Any, silence: Callable[[str], None]
-) -> None:
-    beat("a", cpu=2)
-    claimed, unclaimed = submit(), submit()
+def test_a_silent_host_loses_what_it_did_not_claim_at_once(store: Store, world: World) -> None:
+    world.beat("a", cpu=2)
+    claimed, unclaimed = world.submit(), world.submit()
     store.attempts.place()
     ref = AttemptRef(claimed.id, 1, "a")
     store.attempts.claim(ref, "s")
-    silence("a")
+    world.silence("a")
     assert store.attempts.reap() == [unclaimed.id]
     assert store.jobs.get(unclaimed.id).state == "queued"
     assert store.attempts.renew(ref) == "run"
-    beat("b", cpu=1)
+    world.beat("b", cpu=1)
     assert store.attempts.place() == [unclaimed.id]
 
 
 def test_a_lost_part_of_a_gang_ends_the_attempt_when_its_peers_have_ended(
-    store: Store, gang: Job, expire: Expire, beat: Any
+    store: Store, gang: Job, world: World
 ) -> None:
     first, second = parts(gang)
     store.attempts.claim(first, "s")
     store.attempts.claim(second, "s")
-    expire(second)
+    world.expire(second)
     store.attempts.reap()
     assert store.jobs.get(gang.id).state == "running"
     assert store.attempts.renew(first) == "stop"
     assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"
     assert store.attempts.place() == []
-    beat("b", cpu=1)
+    world.beat("b", cpu=1)
     assert store.attempts.place() == [gang.id]
 
 
 def test_a_gang_of_which_one_host_does_not_claim_its_part_in_time_starts_nowhere(
-    store: Store, gang: Job, expire: Expire
+    store: Store, gang: Job, world: World
 ) -> None:
     first, second = parts(gang)
     store.attempts.claim(first, "s")
-    expire(second)
+    world.expire(second)
     store.attempts.reap()
     assert store.attempts.renew(first) == "stop"
     assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis as redis_py
+from store_builders import World
 
 from service.jobs.monitoring.numbers import Meter, Series
-from service.jobs.records import AttemptRef, Job, JobError, PartOutcome
+from service.jobs.records import JobError, PartOutcome
 from service.jobs.store import HostReport, Store
-
-Start = Callable[[Job], list[AttemptRef]]
 
 
 def value(store: Store, name: str, **labels: str) -> float:
     return store.gauges.numbers()[Series(name, tuple(labels.items()))]
 
 
-def test_attempts_are_counted_by_outcome_and_cause(
-    store: Store, submit: Callable[..., Job], beat: Any, start: Start
-) -> None:
-    beat("a", cpu=4)
+def test_attempts_are_counted_by_outcome_and_cause(store: Store, world: World) -> None:
+    world.beat("a", cpu=4)
     for outcome in (
         PartOutcome("succeeded", result={}),
         PartOutcome("failed", error=JobError(type="RankDied", message="it died")),
         PartOutcome("failed", error=JobError(type="MyOwnError", message="it broke")),
     ):
-        store.attempts.finish(start(submit())[0], outcome)
+        store.attempts.finish(world.start(world.submit())[0], outcome)
     ended = "trivet_attempts_ended_total"
     assert value(store, ended, outcome="succeeded", cause="None") == 1
     assert value(store, ended, outcome="failed", cause="RankDied") == 1
@@ -42,11 +38,9 @@ def test_attempts_are_counted_by_outcome_and_cause(
     assert 0 <= value(store, "trivet_start_seconds_sum") < 60
 
 
-def test_a_lease_that_runs_out_is_counted_once(
-    store: Store, submit: Callable[..., Job], beat: Any, start: Start, expire: Callable[[AttemptRef], None]
-) -> None:
-    beat("a", cpu=1)
-    expire(start(submit())[0])
+def test_a_lease_that_runs_out_is_counted_once(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    world.expire(world.start(world.submit())[0])
     store.attempts.reap()
     store.attempts.reap()
     assert value(store, "trivet_lease_expiries_total") == 1
@@ -54,16 +48,14 @@ def test_a_lease_that_runs_out_is_counted_once(
     assert value(store, "trivet_host_devices", host="a", pool="cpu", state="lost") == 1
 
 
-def test_dispatches_and_their_retries(
-    store: Store, submit: Callable[..., Job], beat: Any, pass_time: Callable[[float], None]
-) -> None:
-    beat("a", cpu=1)
-    submit()
+def test_dispatches_and_their_retries(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    world.submit()
     store.attempts.place()
     assert len(store.attempts.due()) == 1
     assert value(store, "trivet_dispatches_total") == 1
     assert value(store, "trivet_dispatch_retries_total") == 0
-    pass_time(store.attempts.limits.redispatch_s + 1)
+    world.pass_time(store.attempts.limits.redispatch_s + 1)
     assert len(store.attempts.due()) == 1
     assert value(store, "trivet_dispatches_total") == 2
     assert value(store, "trivet_dispatch_retries_total") == 1
@@ -71,14 +63,12 @@ def test_dispatches_and_their_retries(
     assert value(store, "trivet_outbox_oldest_seconds") >= store.attempts.limits.redispatch_s
 
 
-def test_the_queue_by_the_device_asked_for(
-    store: Store, submit: Callable[..., Job], pass_time: Callable[[float], None]
-) -> None:
-    submit(2, priority=3)
-    submit(2)
-    pass_time(100)
-    submit(1)
-    submit(1, device="cuda")
+def test_the_queue_by_the_device_asked_for(store: Store, world: World) -> None:
+    world.submit(2, priority=3)
+    world.submit(2)
+    world.pass_time(100)
+    world.submit(1)
+    world.submit(1, device="cuda")
     assert value(store, "trivet_pending_jobs", device="auto") == 3
     assert value(store, "trivet_pending_jobs", device="cuda") == 1
     assert value(store, "trivet_pending_jobs", device="cpu") == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lanes import examples, slow_but_for
 from placement_reference import Room, Waiting
-from store_builders import LIMITS, Submit, train
+from store_builders import LIMITS, World, train
 
 from service.jobs.files import DataLayout
 from service.jobs.records import Job
@@ -44,25 +43,25 @@ def shares(store: Store, job: Job) -> dict[str, tuple[int, ...]]:
     return {share.host: share.devices for share in store.jobs.get(job.id).placement}
 
 
-def test_higher_priority_first_then_age(store: Store, submit: Submit, beat: Any) -> None:
-    old, urgent, young = submit(), submit(priority=5), submit()
-    beat("a", cpu=2)
+def test_higher_priority_first_then_age(store: Store, world: World) -> None:
+    old, urgent, young = world.submit(), world.submit(priority=5), world.submit()
+    world.beat("a", cpu=2)
     assert store.attempts.place() == [urgent.id, old.id]
     assert store.jobs.get(young.id).state == "queued"
 
 
-def test_best_fit_leaves_the_large_host_whole(store: Store, submit: Submit, beat: Any) -> None:
-    beat("large", cpu=8)
-    beat("small", cpu=3)
-    job = submit(2)
+def test_best_fit_leaves_the_large_host_whole(store: Store, world: World) -> None:
+    world.beat("large", cpu=8)
+    world.beat("small", cpu=3)
+    job = world.submit(2)
     store.attempts.place()
     assert shares(store, job) == {"small": (0, 1)}
 
 
-def test_a_gang_takes_the_fewest_hosts_all_or_nothing(store: Store, submit: Submit, beat: Any) -> None:
+def test_a_gang_takes_the_fewest_hosts_all_or_nothing(store: Store, world: World) -> None:
     for name, slots in (("a", 2), ("b", 4), ("c", 3)):
-        beat(name, cpu=slots)
-    two, too_many = submit(6, max_hosts=3), submit(6, max_hosts=3)
+        world.beat(name, cpu=slots)
+    two, too_many = world.submit(6, max_hosts=3), world.submit(6, max_hosts=3)
     assert store.attempts.place() == [two.id]
     assert shares(store, two) == {"b": (0, 1, 2, 3), "a": (0, 1)}
     waiting = store.jobs.get(too_many.id)
@@ -71,10 +70,10 @@ def test_a_gang_takes_the_fewest_hosts_all_or_nothing(store: Store, submit: Subm
     assert "6 free cpu devices on at most 3 hosts" in waiting.reason
 
 
-def test_a_job_does_not_spread_unless_it_allows_that(store: Store, submit: Submit, beat: Any) -> None:
-    beat("a", cpu=2)
-    beat("b", cpu=2)
-    alone = submit(4)
+def test_a_job_does_not_spread_unless_it_allows_that(store: Store, world: World) -> None:
+    world.beat("a", cpu=2)
+    world.beat("b", cpu=2)
+    alone = world.submit(4)
     assert store.attempts.place() == []
     reason = store.jobs.get(alone.id).reason
     assert reason is not None
@@ -86,13 +85,11 @@ def test_a_job_does_not_spread_unless_it_allows_that(store: Store, submit: Submi
     assert reason.endswith("even when idle (host b is draining)")
 
 
-def test_backfill_until_the_bound_then_a_reservation(
-    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
-) -> None:
-    beat("a", cpu=4)
-    running, large, small = submit(2), submit(4), submit(2)
+def test_backfill_until_the_bound_then_a_reservation(store: Store, redis: redis_py.Redis, world: World) -> None:
+    world.beat("a", cpu=4)
+    running, large, small = world.submit(2), world.submit(4), world.submit(2)
     assert store.attempts.place() == [running.id, small.id]
-    late = submit(1)
+    late = world.submit(1)
     store.jobs.cancel(small.id)
     age(redis, large, BOUND_MS)
     assert store.attempts.place() == []
@@ -103,72 +100,68 @@ def test_backfill_until_the_bound_then_a_reservation(
     assert store.attempts.place() == [large.id]
 
 
-def test_a_reservation_binds_its_own_pool_and_what_is_behind_it_only(
-    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
-) -> None:
-    beat("a", cpu=4, cuda=1)
-    holder = submit(1, device="cpu", priority=9)
-    large, ahead, other_pool = submit(4, device="cpu"), submit(1, device="cpu", priority=1), submit(1, device="cuda")
-    behind = submit(1, device="cpu")
-    age(redis, large, BOUND_MS)
+def test_a_reservation_binds_its_own_pool_and_what_is_behind_it_only(store: Store, world: World) -> None:
+    world.beat("a", cpu=4, cuda=1)
+    holder = world.submit(1, device="cpu", priority=9)
+    large, ahead, other_pool = (
+        world.submit(4, device="cpu"),
+        world.submit(1, device="cpu", priority=1),
+        world.submit(1, device="cuda"),
+    )
+    behind = world.submit(1, device="cpu")
+    age(world.redis, large, BOUND_MS)
     assert store.attempts.place() == [holder.id, ahead.id, other_pool.id]
     assert store.jobs.get(behind.id).state == "queued"
 
 
-def test_what_no_host_could_ever_hold_reserves_nothing(
-    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
-) -> None:
-    impossible = [submit(8) for _ in range(300)]
+def test_what_no_host_could_ever_hold_reserves_nothing(store: Store, redis: redis_py.Redis, world: World) -> None:
+    impossible = [world.submit(8) for _ in range(300)]
     for job in impossible:
         age(redis, job, BOUND_MS)
-    last = submit(1)
-    beat("a", cpu=4)
+    last = world.submit(1)
+    world.beat("a", cpu=4)
     assert store.attempts.place() == [last.id]
 
 
-def test_an_overdue_job_behind_a_younger_one_of_higher_priority_still_reserves(
-    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
-) -> None:
-    beat("a", cpu=4)
-    submit(1, priority=9)
+def test_an_overdue_job_behind_a_younger_one_of_higher_priority_still_reserves(store: Store, world: World) -> None:
+    world.beat("a", cpu=4)
+    world.submit(1, priority=9)
     store.attempts.place()
-    submit(4, priority=1)
-    overdue = submit(4, priority=0)
-    behind = submit(1, priority=-1)
-    age(redis, overdue, BOUND_MS)
-    between = submit(1, priority=1)
+    world.submit(4, priority=1)
+    overdue = world.submit(4, priority=0)
+    behind = world.submit(1, priority=-1)
+    age(world.redis, overdue, BOUND_MS)
+    between = world.submit(1, priority=1)
     assert store.attempts.place() == [between.id]
     assert store.jobs.get(behind.id).state == "queued"
 
 
-def test_draining_and_silent_hosts_get_nothing(
-    store: Store, submit: Submit, beat: Any, silence: Callable[[str], None]
-) -> None:
+def test_draining_and_silent_hosts_get_nothing(store: Store, world: World) -> None:
     for name in ("drained", "silent"):
-        beat(name, cpu=4)
+        world.beat(name, cpu=4)
     store.hosts.drain("drained")
-    silence("silent")
-    job = submit()
+    world.silence("silent")
+    job = world.submit()
     assert store.attempts.place() == []
     store.hosts.resume("drained")
     assert store.attempts.place() == [job.id]
 
 
-def test_auto_is_cuda_where_the_fleet_has_any(store: Store, submit: Submit, beat: Any) -> None:
-    beat("a", cpu=4)
-    first = submit()
+def test_auto_is_cuda_where_the_fleet_has_any(store: Store, world: World) -> None:
+    world.beat("a", cpu=4)
+    first = world.submit()
     store.attempts.place()
-    beat("b", cpu=4, cuda=1)
-    second = submit()
+    world.beat("b", cpu=4, cuda=1)
+    second = world.submit()
     store.attempts.place()
     assert [store.jobs.get(job.id).placement[0].pool for job in (first, second)] == ["cpu", "cuda"]
 
 
-def test_auto_does_not_wait_for_a_drained_host(store: Store, submit: Submit, beat: Any) -> None:
-    beat("a", cpu=1)
-    beat("b", cpu=1, cuda=1)
+def test_auto_does_not_wait_for_a_drained_host(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    world.beat("b", cpu=1, cuda=1)
     store.hosts.drain("b")
-    first, second, third = submit(), submit(), submit(device="cuda")
+    first, second, third = world.submit(), world.submit(), world.submit(device="cuda")
     assert store.attempts.place() == [first.id]
     assert store.jobs.get(first.id).placement[0].pool == "cpu"
     assert store.jobs.get(second.id).reason == "waits for 1 free cpu devices on one host (host b is draining)"
@@ -182,21 +175,21 @@ def test_auto_does_not_wait_for_a_drained_host(store: Store, submit: Submit, bea
     assert store.jobs.get(third.id).reason == "waits for 1 free cuda devices on one host"
 
 
-def test_auto_waits_for_a_failing_host(store: Store, redis: redis_py.Redis, submit: Submit, beat: Any) -> None:
-    beat("a", cpu=1)
-    beat("b", cuda=1)
+def test_auto_waits_for_a_failing_host(store: Store, redis: redis_py.Redis, world: World) -> None:
+    world.beat("a", cpu=1)
+    world.beat("b", cuda=1)
     redis.hset(HOST("b"), "retry_at", 2**50)
-    submit()
+    world.submit()
     assert store.attempts.place() == []
     redis.hset(HOST("b"), "retry_at", 1)
     redis.delete(PLACEMENT_IDLE())
     assert len(store.attempts.place()) == 1
 
 
-def test_a_job_says_which_one_holds_it_back(store: Store, redis: redis_py.Redis, submit: Submit, beat: Any) -> None:
-    beat("a", cpu=4, cuda=1)
-    submit(1, device="cpu", priority=9)
-    overdue, behind = submit(4, device="cpu"), submit(1, device="cpu")
+def test_a_job_says_which_one_holds_it_back(store: Store, redis: redis_py.Redis, world: World) -> None:
+    world.beat("a", cpu=4, cuda=1)
+    world.submit(1, device="cpu", priority=9)
+    overdue, behind = world.submit(4, device="cpu"), world.submit(1, device="cpu")
     age(redis, overdue, BOUND_MS)
     store.attempts.place()
     held_back = f"is held back by job {overdue.id}, which has waited too long to be overtaken"
@@ -217,17 +210,17 @@ def calls_of_one_placement(store: Store, redis: redis_py.Redis) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("overdue", slow_but_for([False, True], True))
 def test_the_work_of_one_placement_is_bounded_whatever_is_pending(
-    broker: str, redis: redis_py.Redis, data: DataLayout, beat: Any, overdue: bool
+    broker: str, data: DataLayout, world: World, overdue: bool
 ) -> None:
     """Ten times the jobs and shapes, none of which fits, and 32 times the freed devices: no more commands."""
     store = Store.connect(broker, data, replace(LIMITS, max_queue_bypass_s=0.001 if overdue else 600))
     most, shape = [], itertools.count()
     for host in "abcd":
-        beat(host, cpu=8)
+        world.beat(host, cpu=8)
     for jobs in (200, 2000):
         for index in itertools.islice(shape, jobs):
             submit_raw(store, ranks=33 + index // 4, hosts=index % 4 + 1, priority=index % 3)
-        most.append(calls_of_one_placement(store, redis))
+        most.append(calls_of_one_placement(store, world.redis))
     assert max(most) < 2000
     assert most[1] < 2 * most[0]
     small = [submit_raw(store, ranks=1, hosts=1, priority=-1) for _ in range(40)]
@@ -246,20 +239,18 @@ def submit_raw(store: Store, *, ranks: int, hosts: int, priority: int) -> str:
     return stubs.submit(store.client, limits=LIMITS.script_argument, entries=entries)[0][1]
 
 
-def test_a_full_fleet_costs_almost_nothing_until_something_changes(
-    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
-) -> None:
-    beat("a", cpu=1)
-    running, waiting = submit(), submit()
+def test_a_full_fleet_costs_almost_nothing_until_something_changes(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    running, waiting = world.submit(), world.submit()
     assert store.attempts.place() == [running.id]
-    assert calls_of_one_placement(store, redis) < 10
+    assert calls_of_one_placement(store, world.redis) < 10
     store.jobs.cancel(running.id)
     assert store.attempts.place() == [waiting.id]
 
 
-def test_more_jobs_than_one_call_places_follow_in_order(store: Store, submit: Submit, beat: Any) -> None:
-    beat("a", cpu=50)
-    jobs = [submit(priority=index % 2) for index in range(50)]
+def test_more_jobs_than_one_call_places_follow_in_order(store: Store, world: World) -> None:
+    world.beat("a", cpu=50)
+    jobs = [world.submit(priority=index % 2) for index in range(50)]
     in_order = [job.id for job in jobs[1::2] + jobs[::2]]
     assert store.attempts.place() + store.attempts.place() == in_order
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
-import pytest
 import redis as redis_py
-from store_builders import DONE, LIMITS, PassTime, Start, Submit
+from store_builders import DONE, LIMITS, World
 
 from service.jobs.records import AttemptRef, Job, PartOutcome
 from service.jobs.store import Store, stubs
@@ -17,29 +14,22 @@ STOPPED = PartOutcome("stopped")
 ENOUGH_S = LIMITS.preemption_min_run_s + 1
 
 
-@pytest.fixture
-def make_room(store: Store, redis: redis_py.Redis, pass_time: PassTime) -> Any:
+def make_room(world: World, after_s: float = 0) -> list[str]:
     """Ask for room after so many seconds; the ids of those that were asked."""
-
-    def ask(after_s: float = 0) -> list[str]:
-        pass_time(after_s)
-        redis.delete(PREEMPTION_PAUSE())
-        made = store.preemptions.make_room()
-        return [] if made is None else [victim.id for victim in made.victims]
-
-    return ask
+    world.pass_time(after_s)
+    world.redis.delete(PREEMPTION_PAUSE())
+    made = world.store.preemptions.make_room()
+    return [] if made is None else [victim.id for victim in made.victims]
 
 
-def test_a_job_of_lower_priority_makes_room_and_is_queued_again(
-    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any, start: Start
-) -> None:
-    beat("a", cpu=2)
-    low = submit(2, preemptible=True)
-    (ref,) = start(low)
-    urgent = submit(2, priority=5)
-    redis.hset(JOB(low.id), "retries", 0)
+def test_a_job_of_lower_priority_makes_room_and_is_queued_again(store: Store, world: World) -> None:
+    world.beat("a", cpu=2)
+    low = world.submit(2, preemptible=True)
+    (ref,) = world.start(low)
+    urgent = world.submit(2, priority=5)
+    world.redis.hset(JOB(low.id), "retries", 0)
     assert store.attempts.place() == []
-    age_of_parts(redis, low.id, "a")
+    age_of_parts(world.redis, low.id, "a")
     made = store.preemptions.make_room()
     assert made is not None
     assert (made.beneficiary.id, [victim.id for victim in made.victims]) == (urgent.id, [low.id])
@@ -48,7 +38,7 @@ def test_a_job_of_lower_priority_makes_room_and_is_queued_again(
     back = store.attempts.finish(ref, STOPPED)
     assert (back.state, back.error) == ("queued", None)
     assert (store.jobs.get(low.id).reason or "").startswith(f"attempt 1: preempted by job {urgent.id}; queued again")
-    assert redis.hmget(JOB(low.id), "retries_used", "lost_attempts") == [b"0", b"0"]
+    assert world.redis.hmget(JOB(low.id), "retries_used", "lost_attempts") == [b"0", b"0"]
     assert store.attempts.place() == [urgent.id]
 
 
@@ -60,42 +50,38 @@ def age_of_parts(redis: redis_py.Redis, job_id: str, host: str) -> None:
     redis.hset(key, name, orjson.dumps({**part, "placed_at": part["placed_at"] - LIMITS.preemption_min_run_s * 1000}))
 
 
-def test_nobody_is_asked_before_it_has_run_for_a_while(
-    store: Store, submit: Submit, beat: Any, start: Start, make_room: Any
-) -> None:
-    beat("a", cpu=1)
-    low = submit(preemptible=True)
-    (ref,) = start(low)
-    urgent = submit(priority=5)
-    assert make_room() == []
-    assert make_room(ENOUGH_S) == [low.id]
-    assert make_room() == []
+def test_nobody_is_asked_before_it_has_run_for_a_while(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    low = world.submit(preemptible=True)
+    (ref,) = world.start(low)
+    urgent = world.submit(priority=5)
+    assert make_room(world) == []
+    assert make_room(world, ENOUGH_S) == [low.id]
+    assert make_room(world) == []
     store.attempts.finish(ref, STOPPED)
-    (urgent_ref,) = start(urgent)
+    (urgent_ref,) = world.start(urgent)
     store.attempts.finish(urgent_ref, DONE)
-    start(low)
-    submit(priority=5)
-    assert make_room() == []
+    world.start(low)
+    world.submit(priority=5)
+    assert make_room(world) == []
 
 
-def test_only_preemptible_jobs_of_lower_priority_are_asked(
-    store: Store, submit: Submit, beat: Any, start: Start, make_room: Any
-) -> None:
-    beat("a", cpu=2)
-    start(submit(1))
-    start(submit(1, preemptible=True, priority=5))
-    submit(1, priority=5)
-    assert make_room(ENOUGH_S) == []
+def test_only_preemptible_jobs_of_lower_priority_are_asked(store: Store, world: World) -> None:
+    world.beat("a", cpu=2)
+    world.start(world.submit(1))
+    world.start(world.submit(1, preemptible=True, priority=5))
+    world.submit(1, priority=5)
+    assert make_room(world, ENOUGH_S) == []
 
 
-def test_nobody_else_takes_the_room(store: Store, submit: Submit, beat: Any, start: Start, make_room: Any) -> None:
-    beat("a", cpu=2)
+def test_nobody_else_takes_the_room(store: Store, world: World) -> None:
+    world.beat("a", cpu=2)
     jobs, refs = list[Job](), list[AttemptRef]()
     for _ in range(2):
-        jobs.append(submit(1, preemptible=True))
-        refs += start(jobs[-1])
-    urgent = submit(2, priority=5)
-    assert sorted(make_room(ENOUGH_S)) == sorted(job.id for job in jobs)
+        jobs.append(world.submit(1, preemptible=True))
+        refs += world.start(jobs[-1])
+    urgent = world.submit(2, priority=5)
+    assert sorted(make_room(world, ENOUGH_S)) == sorted(job.id for job in jobs)
     store.attempts.finish(refs[0], STOPPED)
     assert store.attempts.place() == []
     reason = store.jobs.get(jobs[0].id).reason or ""
@@ -104,22 +90,20 @@ def test_nobody_else_takes_the_room(store: Store, submit: Submit, beat: Any, sta
     assert store.attempts.place() == [urgent.id]
 
 
-def test_one_that_is_done_by_then_has_succeeded(
-    store: Store, submit: Submit, beat: Any, start: Start, make_room: Any
-) -> None:
-    beat("a", cpu=1)
-    low = submit(preemptible=True)
-    (ref,) = start(low)
-    submit(priority=5)
-    assert make_room(ENOUGH_S) == [low.id]
+def test_one_that_is_done_by_then_has_succeeded(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    low = world.submit(preemptible=True)
+    (ref,) = world.start(low)
+    world.submit(priority=5)
+    assert make_room(world, ENOUGH_S) == [low.id]
     assert store.attempts.finish(ref, DONE).state == "succeeded"
 
 
-def test_a_plan_that_is_no_longer_true_does_nothing(store: Store, submit: Submit, beat: Any, start: Start) -> None:
-    beat("a", cpu=1)
-    low = submit(preemptible=True)
-    (ref,) = start(low)
-    urgent, equal = submit(priority=5), submit()
+def test_a_plan_that_is_no_longer_true_does_nothing(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    low = world.submit(preemptible=True)
+    (ref,) = world.start(low)
+    urgent, equal = world.submit(priority=5), world.submit()
 
     def preempt(job_id: str, attempt: int) -> int:
         victims = orjson.dumps([{"id": low.id, "attempt": attempt}]).decode()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import orjson
 import pytest
 import redis as redis_py
-from store_builders import train
+from store_builders import World, train
 
 from service.jobs.accounts import Scope
-from service.jobs.records import Job, Rejected
+from service.jobs.records import Rejected
 from service.jobs.spec.common import STATES
 from service.jobs.store import JobFilter, Store
 from service.jobs.store.keyspace import API_KEYS, JOB, JOBS, JOBS_BY
@@ -21,8 +18,8 @@ def listed(store: Store, **filters: str) -> set[str]:
     return {job.id for job in store.jobs.list(JobFilter(**filters)).items}
 
 
-def test_a_job_belongs_to_one_project(store: Store, submit: Callable[..., Job]) -> None:
-    ours, (theirs, _) = submit(), store.jobs.submit(train(), "ada", project="vision")
+def test_a_job_belongs_to_one_project(store: Store, world: World) -> None:
+    ours, (theirs, _) = world.submit(), store.jobs.submit(train(), "ada", project="vision")
     assert (ours.project, theirs.project) == ("default", "vision")
     assert listed(store, project="vision") == listed(store, visible_to="vision") == {theirs.id}
     assert listed(store, project="default", owner="ada") == {ours.id}
@@ -39,16 +36,14 @@ def test_an_idempotency_key_counts_within_a_project(store: Store) -> None:
     assert store.jobs.submit(train(), "ada", "key-1", project="vision") == (two, False)
 
 
-def test_states_are_counted_by_project(
-    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any, start: Any
-) -> None:
+def test_states_are_counted_by_project(store: Store, redis: redis_py.Redis, world: World) -> None:
     def by_state(project: str) -> dict[str, int]:
         counts = {state: redis.zcard(JOBS_BY(f"state:{state}:{project}")) for state in STATES}
         return {state: count for state, count in counts.items() if count}
 
-    job, (other, _) = submit(), store.jobs.submit(train(), "ada", project="vision")
-    beat("a", cpu=1)
-    start(job)
+    job, (other, _) = world.submit(), store.jobs.submit(train(), "ada", project="vision")
+    world.beat("a", cpu=1)
+    world.start(job)
     assert by_state("default") == {"running": 1}
     assert by_state("vision") == {"queued": 1}
     store.jobs.cancel(other.id)
@@ -57,33 +52,31 @@ def test_states_are_counted_by_project(
     assert by_state("vision") == {}
 
 
-def test_jobs_of_older_versions_belong_to_the_default_project(
-    store: Store, redis: redis_py.Redis, submit: Callable[..., Job]
-) -> None:
+def test_jobs_of_older_versions_belong_to_the_default_project(store: Store, world: World) -> None:
     """As they were stored then: without the field and its indexes."""
-    jobs = [submit() for _ in range(3)]
+    jobs = [world.submit() for _ in range(3)]
     for job in jobs:
-        indexes = orjson.loads(redis.hget(JOB(job.id), "indexes") or b"")
+        indexes = orjson.loads(world.redis.hget(JOB(job.id), "indexes") or b"")
         kept = [index for index in indexes if not index.startswith(("project:", "visible:"))]
-        redis.hset(JOB(job.id), "indexes", orjson.dumps(kept))
-        redis.hdel(JOB(job.id), "project")
-    redis.delete(*(JOBS_BY(index) for index in ("project:default", "visible:default", "state:queued:default")))
+        world.redis.hset(JOB(job.id), "indexes", orjson.dumps(kept))
+        world.redis.hdel(JOB(job.id), "project")
+    world.redis.delete(*(JOBS_BY(index) for index in ("project:default", "visible:default", "state:queued:default")))
     assert store.jobs.get(jobs[0].id).project == "default"
     store.jobs.cancel(jobs[0].id)
     store.jobs.adopt()
     ids = {job.id for job in jobs}
     assert listed(store, project="default") == listed(store, visible_to="default") == ids
-    assert redis.zcard(JOBS_BY("state:queued:default")) == 2
-    assert redis.zcard(JOBS_BY("state:cancelled:default")) == 1
-    before = redis.dump(JOB(jobs[1].id))
+    assert world.redis.zcard(JOBS_BY("state:queued:default")) == 2
+    assert world.redis.zcard(JOBS_BY("state:cancelled:default")) == 1
+    before = world.redis.dump(JOB(jobs[1].id))
     store.jobs.adopt()
-    assert redis.dump(JOB(jobs[1].id)) == before
+    assert world.redis.dump(JOB(jobs[1].id)) == before
     store.jobs.delete(jobs[0].id)
     assert listed(store, project="default") == ids - {jobs[0].id}
 
 
-def test_adoption_walks_all_jobs(store: Store, redis: redis_py.Redis, submit: Callable[..., Job]) -> None:
-    job = submit()
+def test_adoption_walks_all_jobs(store: Store, redis: redis_py.Redis, world: World) -> None:
+    job = world.submit()
     redis.zadd(JOBS(), {f"job_{number:020}": 0 for number in range(1200)})  # deleted while they were walked
     redis.hdel(JOB(job.id), "project")
     store.jobs.adopt()

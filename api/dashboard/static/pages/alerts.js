@@ -1,10 +1,10 @@
 /** Alerts, for operators: what is wrong with the service, since when, and what to do about it. */
 
 import { ago, dateTime, many, number, unix } from "../lib/format.js";
-import { Problem, call, items } from "../ui/api.js";
+import { call, items } from "../ui/api.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
 import { now, stateMark } from "../ui/parts.js";
-import { blank, showConnection } from "../ui/status.js";
+import { blank, poll, present } from "../ui/status.js";
 
 /**
  * @typedef {{name: string, severity: string, state: string, labels: Record<string, string>, value: number | null,
@@ -14,19 +14,13 @@ import { blank, showConnection } from "../ui/status.js";
 const POLL_MS = 15_000;
 
 async function refresh() {
-  try {
+  await present("The alerts cannot be shown", async () => {
     const alerts = /** @type {Alert[]} */ (items(await call("/v1/alerts")));
     const firing = alerts.filter((alert) => alert.state === "firing").length;
     setText(byId("summary"), alerts.length ? `${many(firing, "alert")} firing` : "");
     fill(byId("alerts"), ...alerts.map(panel));
     fill(byId("blank"), alerts.length === 0 && blank("Nothing is wrong", "An alert shows up here with what to do about it. GET /v1/alerts?all=true lists every one that there is."));
-    showConnection("live");
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-    showConnection(error.passing ? "reconnecting" : "live");
-    fill(byId("alerts"));
-    fill(byId("blank"), blank("The alerts cannot be shown", error.message));
-  }
+  }, { refused: () => fill(byId("alerts")) });
 }
 
 /** @param {Alert} alert */
@@ -40,7 +34,4 @@ function panel({ name, severity, state, labels, value, since, meaning, action, e
     h("details", { class: "quiet-details" }, h("summary", { class: "muted" }, value === null ? "How it is judged" : `How it is judged; now ${number(value)}`), h("p", { class: "code" }, expression)));
 }
 
-window.setInterval(() => {
-  if (!document.hidden) void refresh();
-}, POLL_MS);
-void refresh();
+poll(refresh, POLL_MS);

@@ -1,10 +1,10 @@
 /** The audit log, for operators: who did what, newest first. */
 
 import { dateTime, number, unix } from "../lib/format.js";
-import { Problem, call, items } from "../ui/api.js";
+import { call, items } from "../ui/api.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
 import { withHeadings } from "../ui/parts.js";
-import { blank, showConnection } from "../ui/status.js";
+import { blank, present } from "../ui/status.js";
 
 /**
  * @typedef {{number: number, time: string, action: string, actor: string, address: string, job: string | null,
@@ -36,7 +36,7 @@ async function load(cursor = "") {
   const mine = ++turn;
   const wanted = asked();
   history.replaceState(null, "", wanted.size ? `/audit?${wanted}` : "/audit");
-  try {
+  await present("The audit log cannot be shown", async () => {
     const page = await call(`/v1/audit?limit=${PAGE}&${wanted}${cursor && `&cursor=${encodeURIComponent(cursor)}`}`);
     if (mine !== turn) return;
     entries = cursor ? [...entries, ...items(page)] : items(page);
@@ -46,13 +46,7 @@ async function load(cursor = "") {
     fill(byId("rows"), ...entries.map(row));
     withHeadings(/** @type {HTMLTableElement} */ (byId("rows").parentElement));
     fill(byId("blank"), entries.length === 0 && blank("No entries", wanted.size ? "Nobody did such a thing." : "What people do is noted here."));
-    showConnection("live");
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-    showConnection(error.passing ? "reconnecting" : "live");
-    fill(byId("rows"));
-    fill(byId("blank"), blank("The audit log cannot be shown", error.message));
-  }
+  }, { refused: () => fill(byId("rows")) });
 }
 
 /** @param {Entry} entry */

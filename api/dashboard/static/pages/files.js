@@ -7,7 +7,7 @@ import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
 import { maySubmit } from "../ui/me.js";
 import { now, withHeadings } from "../ui/parts.js";
-import { blank, later, notify, showConnection } from "../ui/status.js";
+import { blank, notify, present } from "../ui/status.js";
 
 /**
  * @typedef {{id: string, name: string, bytes: number, owner: string, created_at: string | null, expires_at: string | null,
@@ -22,7 +22,7 @@ let may = false;
 
 /** @param {string} [cursor] */
 async function load(cursor = "") {
-  try {
+  await present("The uploads cannot be shown", async () => {
     const page = await call(`/v1/files?limit=${PAGE}${cursor && `&cursor=${encodeURIComponent(cursor)}`}`);
     uploads = cursor ? [...uploads, ...items(page)] : items(page);
     setText(byId("summary"), many(page.total, "file"));
@@ -32,13 +32,7 @@ async function load(cursor = "") {
     withHeadings(/** @type {HTMLTableElement} */ (byId("rows").parentElement));
     fill(byId("blank"), uploads.length === 0 && blank("No uploads", "Drop a file onto a new job, or: trivet upload FILE",
       may ? h("a", { class: "button", href: "/submit" }, "New job") : undefined));
-    showConnection("live");
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-    showConnection(error.passing ? "reconnecting" : "live");
-    if (error.passing) later(() => void load(cursor));
-    fill(byId("blank"), blank("The uploads cannot be shown", error.message));
-  }
+  }, { again: () => void load(cursor) });
 }
 
 /** @param {Upload} upload */

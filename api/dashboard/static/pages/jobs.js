@@ -13,7 +13,7 @@ import { showHead } from "../ui/jobhead.js";
 import { JobRow } from "../ui/jobrow.js";
 import { maySubmit } from "../ui/me.js";
 import { now } from "../ui/parts.js";
-import { blank, showConnection } from "../ui/status.js";
+import { blank, poll, showConnection } from "../ui/status.js";
 import { Stream } from "../ui/stream.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -372,9 +372,6 @@ all.addEventListener("change", () => {
 byId("following").addEventListener("click", () => following && turnPage(following));
 byId("previous").addEventListener("click", () => history.back());
 byId("bulk").append(bulk.element);
-window.setInterval(() => {
-  if (!document.hidden) void refresh();
-}, POLL_MS);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) void refresh();
 });
@@ -383,4 +380,4 @@ void maySubmit().then((may) => {
   byId("new").hidden = !may;
   bulk.allow(may);
 });
-void refresh();
+poll(refresh, POLL_MS);

@@ -6,7 +6,7 @@ import { copy } from "../ui/clipboard.js";
 import { confirmed } from "../ui/confirm.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
 import { now, withHeadings } from "../ui/parts.js";
-import { blank, later, notify, showConnection } from "../ui/status.js";
+import { notify, present } from "../ui/status.js";
 
 /**
  * @typedef {{id: string, name: string, scopes: string[], project: string | null, created_at: string, last_used_at: string | null,
@@ -18,20 +18,13 @@ const HOLDERS = { key: "", person: "signed in through the provider", account: "s
 const form = /** @type {HTMLFormElement} */ (byId("new"));
 
 async function refresh() {
-  try {
+  await present("The keys cannot be shown", async () => {
     const keys = /** @type {Key[]} */ (items(await call("/v1/keys")));
     setText(byId("summary"), many(keys.length, "key"));
     fill(byId("rows"), ...keys.sort((one, other) => one.name.localeCompare(other.name)).map(row));
     withHeadings(/** @type {HTMLTableElement} */ (byId("rows").parentElement));
     fill(byId("blank"));
-    showConnection("live");
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-    form.hidden = error.status === 403;
-    showConnection(error.passing ? "reconnecting" : "live");
-    if (error.passing) later(() => void refresh());
-    fill(byId("blank"), blank("The keys cannot be shown", error.message));
-  }
+  }, { again: () => void refresh(), refused: (problem) => (form.hidden = problem.status === 403) });
 }
 
 /** @param {string | null} moment */

@@ -2,9 +2,9 @@
 
 import { dateTime, many, percent, unix } from "../lib/format.js";
 import { quotaLines } from "../lib/quotas.js";
-import { Problem, call, items } from "../ui/api.js";
+import { call, items } from "../ui/api.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
-import { blank, later, showConnection } from "../ui/status.js";
+import { present } from "../ui/status.js";
 
 /**
  * @typedef {{name: string, description: string, created_at: string | null, quotas: Record<string, number | null>,
@@ -12,19 +12,13 @@ import { blank, later, showConnection } from "../ui/status.js";
  */
 
 async function refresh() {
-  try {
+  await present("The projects cannot be shown", async () => {
     const names = /** @type {{name: string}[]} */ (items(await call("/v1/projects"))).map(({ name }) => name);
     const projects = /** @type {Project[]} */ (await Promise.all(names.map((name) => call(`/v1/projects/${encodeURIComponent(name)}`))));
     setText(byId("summary"), many(projects.length, "project"));
     fill(byId("projects"), ...projects.map(panel));
     fill(byId("blank"));
-    showConnection("live");
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-    showConnection(error.passing ? "reconnecting" : "live");
-    if (error.passing) later(() => void refresh());
-    fill(byId("blank"), blank("The projects cannot be shown", error.message));
-  }
+  }, { again: () => void refresh() });
 }
 
 /** @param {Project} project */

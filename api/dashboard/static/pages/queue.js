@@ -5,7 +5,7 @@ import { remark } from "../lib/hosts.js";
 import { Problem, call, items } from "../ui/api.js";
 import { byId, fill, h, setText } from "../ui/dom.js";
 import { QueueTable } from "../ui/queue.js";
-import { blank, showConnection } from "../ui/status.js";
+import { blank, poll, showConnection } from "../ui/status.js";
 
 /** @typedef {{project: string, weight: number, used_s: number, devices: number}} Share */
 
@@ -33,7 +33,4 @@ async function refresh() {
   }
 }
 
-window.setInterval(() => {
-  if (!document.hidden) void refresh();
-}, POLL_MS);
-void refresh();
+poll(refresh, POLL_MS);

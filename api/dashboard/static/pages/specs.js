@@ -5,7 +5,7 @@ import { many } from "../lib/format.js";
 import { entries, found } from "../lib/reference.js";
 import { lines, text } from "../lib/spec.js";
 import { Problem, call } from "../ui/api.js";
-import { byId, fill, h, setAttribute } from "../ui/dom.js";
+import { byId, fill, h, setAttribute, styled } from "../ui/dom.js";
 import { blank, later } from "../ui/status.js";
 
 /** @typedef {import("../lib/reference.js").Entry} Entry */
@@ -53,8 +53,8 @@ function show(kind) {
 
 /** @param {Entry} entry */
 function row({ path, depth, form, type, fallback, required, words }) {
-  const name = h("th", { scope: "row", class: "code", "data-depth": Math.min(depth + (form === null ? 0 : 1), 6), title: path },
-    form === null ? (path.split(".").at(-1) ?? "") : form);
+  const name = h("th", { scope: "row", class: "code", title: path }, form === null ? (path.split(".").at(-1) ?? "") : form);
+  styled(name, "--depth", Math.min(depth + (form === null ? 0 : 1), 6));
   if (form !== null) return h("tr", { class: "form" }, name, h("td", { colspan: 3 }, words));
   const holds = required ? h("strong", {}, "needed") : fallback && h("span", { class: "code" }, fallback);
   return h("tr", { "data-path": path }, name, h("td", { class: "muted" }, type), h("td", { "data-label": "Default" }, holds), h("td", { class: "words" }, words));

@@ -5,7 +5,7 @@ import { number, percent } from "../lib/format.js";
 import { extent, footed, linear, linearTicks, logarithmic, logTicks, padded, percentLabel, tickLabel } from "../lib/scales.js";
 import { PERCENT } from "../lib/series.js";
 import { Surface, colour, crisp, follow, frame, line } from "./canvas.js";
-import { h, setAttribute, setText } from "./dom.js";
+import { h, setAttribute, setText, styled } from "./dom.js";
 
 /** @typedef {import("./canvas.js").Box} Box */
 /** @typedef {import("../lib/scales.js").Scale} Scale */
@@ -387,4 +387,4 @@ const dashOf = (index) => DASHES[Math.floor(index / COLOURS) % DASHES.length] ??
 
 /** The mark of a curve beside its name. @param {number} index */
 export const swatchOf = (index) =>
-  h("span", { class: "swatch", "data-series": index % COLOURS, "data-dash": Math.floor(index / COLOURS) % DASHES.length || null });
+  styled(h("span", { class: "swatch", "data-dash": Math.floor(index / COLOURS) % DASHES.length || null }), "background", `var(--series-${index % COLOURS})`);

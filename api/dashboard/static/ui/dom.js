@@ -19,6 +19,19 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+/**
+ * The element, with a value of its own for a property of its style.
+ * @template {HTMLElement} T
+ * @param {T} element
+ * @param {string} property
+ * @param {string | number} value
+ * @returns {T}
+ */
+export function styled(element, property, value) {
+  element.style.setProperty(property, String(value));
+  return element;
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /**

@@ -3,7 +3,7 @@
 import { cellAt, drawn, neighbour, reach, zoomed } from "../lib/gantt.js";
 import { linear, linearTicks } from "../lib/scales.js";
 import { Surface, frame } from "./canvas.js";
-import { h, setAttribute, setText } from "./dom.js";
+import { h, setAttribute, setText, styled } from "./dom.js";
 
 /** @typedef {import("../lib/gantt.js").Cell} Cell */
 /** @typedef {import("../lib/gantt.js").Row} Row */
@@ -242,4 +242,4 @@ export class Gantt {
  */
 export const key = (tones) =>
   h("div", { class: "legend" }, ...tones.map((tone) =>
-    h("span", { class: "entry" }, h("span", { class: "swatch block", "data-work": tone }), tone.replaceAll("_", " "))));
+    h("span", { class: "entry" }, styled(h("span", { class: "swatch block" }), "background", `var(--work-${tone.replaceAll("_", "-")}, var(--idle))`), tone.replaceAll("_", " "))));

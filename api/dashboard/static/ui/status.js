@@ -1,6 +1,7 @@
 /** The connection's state in the page's header, and short notices to the user. */
 
-import { byId, h, setAttribute, setText } from "./dom.js";
+import { Problem } from "./api.js";
+import { byId, fill, h, setAttribute, setText } from "./dom.js";
 
 const RETRY_MS = 2000;
 const WORDS = {
@@ -28,6 +29,37 @@ let retry = 0;
 export function later(ask) {
   window.clearTimeout(retry);
   retry = window.setTimeout(ask, RETRY_MS);
+}
+
+/**
+ * Asks now, and again and again while somebody looks at the page.
+ * @param {() => unknown} ask
+ * @param {number} pause in milliseconds
+ */
+export function poll(ask, pause) {
+  window.setInterval(() => {
+    if (!document.hidden) void ask();
+  }, pause);
+  void ask();
+}
+
+/**
+ * Shows what a page reads. If the service refuses it, or is away, the page says so in its place.
+ * @param {string} title what it says then
+ * @param {() => Promise<void>} show
+ * @param {{again?: () => void, refused?: (problem: Problem) => void}} [otherwise] what to ask again if that may pass
+ */
+export async function present(title, show, { again, refused } = {}) {
+  try {
+    await show();
+    showConnection("live");
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    showConnection(error.passing ? "reconnecting" : "live");
+    refused?.(error);
+    if (error.passing && again) later(again);
+    fill(byId("blank"), blank(title, error.message));
+  }
 }
 
 /**
