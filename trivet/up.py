@@ -16,7 +16,7 @@ from service.jobs.settings import Settings
 from trivet.local import LocalService
 from trivet.terminal import Terminal
 
-_POLL_S = 0.2
+_POLL_S = 0.5
 
 
 def run(settings: Settings, console: Terminal) -> int:
