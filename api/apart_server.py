@@ -47,9 +47,9 @@ def main(descriptor: int) -> int:
     return 0 if server.started else 1
 
 
-def _end_with_input(server: uvicorn.Server) -> None:
+def _end_with_input(server: ApiServer) -> None:
     sys.stdin.buffer.read()
-    server.should_exit = True
+    server.end()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from trivet import Client  # noqa: E402
 MIB = 2**20
 PARTS = {
     "valkey-server": "broker",
-    "--fork-server": "fork server",
+    "fork-server": "fork server",
     "workers": "worker",
     "api": "API",
     "up": "trivet up",

@@ -18,7 +18,7 @@ import psutil
 CONNECTIONS = 16
 BUSY_PAUSE_S = 0.1
 _PARTS = {
-    "--fork-server": "fork server", "-server": "broker", "trivet up": "up", "-m workers": "worker", "-m api": "API"
+    "fork-server": "fork server", "-server": "broker", "trivet up": "up", "-m workers": "worker", "-m api": "API"
 }  # fmt: skip
 """Names of processes, by words of their command line."""
 

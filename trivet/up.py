@@ -7,26 +7,35 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from types import FrameType
 
 from rich.text import Text
 
-import service.jobs.kinds.registry  # noqa: F401 - logs at the start which installed packages cannot be used
 from service.jobs.settings import Settings
 from trivet.local import LocalService
 from trivet.terminal import Terminal
 
-_POLL_S = 0.2
+_POLL_S = 0.5
 
 
 def run(settings: Settings, console: Terminal) -> int:
     """Run until a signal, and return 0. Raises :class:`trivet.local.StartError` when the service cannot start."""
+    _tell_of_unusable_packages()
     try:
         with interruptible(), _restart_requests() as asked, LocalService(settings) as service:
             _announce(service, console)
             return _watch(service, console, asked)
     except KeyboardInterrupt:
         return 0
+
+
+def _tell_of_unusable_packages() -> None:
+    """Log which installed packages declare what cannot be used. Without any, this process spares itself the kinds of
+    jobs, which take memory.
+    """
+    if any(group.startswith("trivet.") for group in entry_points().groups):
+        import service.jobs.kinds.registry  # noqa: F401, PLC0415
 
 
 def _announce(service: LocalService, console: Terminal) -> None:

@@ -61,14 +61,14 @@ class CheckServer:
         """
         return self.process.poll() is None and (self.listening is None or not self.listening.done())
 
-    async def begin(self, limits: CheckLimits, longest_line: int) -> CheckProcess:
-        """Start a process of these limits. Raises :class:`CheckUnavailable`."""
+    async def begin(self, limits: CheckLimits, longest_line: int, *, opens_files: bool) -> CheckProcess:
+        """Start a process of these limits, which may read clients' files. Raises :class:`CheckUnavailable`."""
         number = next(self.numbers)
         ended = self.endings[number] = asyncio.get_running_loop().create_future()
         ended.add_done_callback(_read_end)
         ours, theirs = socket.socketpair()
         with theirs:
-            self.send(CheckCommand(number=number, limits=limits), theirs)
+            self.send(CheckCommand(number=number, limits=limits, opens_files=opens_files), theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=longest_line)
         return CheckProcess(self, number, reader, writer, ended, asyncio.get_running_loop().time())
 

@@ -122,7 +122,8 @@ class Checker:
                 if (answer := await kept.answer(text, within_s)) is not None:
                     self._keep(owner, kept)
                     return answer
-        process = await self._running_server().begin(self._limits, self._settings.longest_line)
+        longest, opens_files = self._settings.longest_line, request.opens_files
+        process = await self._running_server().begin(self._limits, longest, opens_files=opens_files)
         answer = await process.answer(text, within_s)
         if answer is None:
             raise Rejected([_over_limit(request, process, self._limits, self._settings.clock_ratio)])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
 import sys
+from types import FrameType
 from typing import Any, ClassVar
 
 import uvicorn
@@ -20,6 +22,7 @@ LEAST_BODY = 10_000
 """Bytes of a body that a client must send in each interval of the limit on bodies."""
 LEAST_READ = 10_000
 """Bytes of a waiting answer that a client must take in each interval of the limit on reading."""
+_TICK_S = 1.0
 
 _KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 """The socket's path is removed by its owner, which may be another process."""
@@ -151,6 +154,26 @@ class ApiServer(uvicorn.Server):
         super().__init__(config)
         self._private = private
         self._ready = ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Wait for the end, and set the time in answers each second; the base class looks ten times a second."""
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._woken.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.end()
+
+    def end(self) -> None:
+        """Let the server end; safe to call in any thread and in a handler of signals."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._woken.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -10,15 +10,17 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 import httpx2
-import jwt
 import orjson
 from pydantic import BaseModel, ValidationError
 
 from service.jobs.settings import LOOPBACK
+
+if TYPE_CHECKING:  # with its cryptography it takes memory, which a service without sign-in spares
+    import jwt
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Algorithms that need the provider's private key: neither ``none`` nor one with a shared secret."""
@@ -59,6 +61,8 @@ def key_set(published: Mapping[str, Any]) -> KeySet:
 
 def verified_claims(token: str, keys: KeySet, expected: Expected) -> dict[str, Any]:
     """Return the claims of a token that one of ``keys``, by id, has signed. Raises :class:`InvalidToken`."""
+    import jwt  # noqa: PLC0415 - as said above
+
     if len(token) > _LONGEST_TOKEN:
         raise InvalidToken("the ID token is too long")
     try:
@@ -83,6 +87,8 @@ def _signing_key(token: str, keys: KeySet) -> jwt.PyJWK:
     """Return the key that the token names, for the token's algorithm; a token without a key id needs a provider
     with only one key.
     """
+    import jwt  # noqa: PLC0415 - as said above
+
     header = jwt.get_unverified_header(token)
     algorithm, key_id = header.get("alg"), header.get("kid")
     if algorithm not in ALGORITHMS:

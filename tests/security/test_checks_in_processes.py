@@ -249,8 +249,11 @@ def test_a_process_that_read_no_file_takes_the_next_request_of_its_owner_alone(d
         (kept,) = checks()
         assert [each.path for each in await checker.problems(plain(data, 2), "ada")] == first
         assert checks() == [kept]
+        maps = Path(f"/proc/{kept.ppid()}/maps")
+        assert "onnx" not in maps.read_text(), "nobody has files yet"
         await checker.problems(request(data, stored(data, b"no query")), "ada")
         assert checks() == [kept], "what reads a file has a process of its own, which has ended"
+        assert "onnx" in maps.read_text(), "the next check of a file finds it imported"
         await checker.problems(plain(data, 1), "bob")
         assert len(checks()) == 2
         await checker.stop()

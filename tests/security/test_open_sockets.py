@@ -55,7 +55,7 @@ def address(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     eventually(lambda: server.started)
     yield listening.getsockname()[:2]
     app.state.context.hub.close_soon()
-    server.should_exit = True
+    server.end()
     thread.join(300)
     store.close()
 

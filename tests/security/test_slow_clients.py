@@ -161,7 +161,7 @@ def api(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     eventually(lambda: server.started)
     yield Api(listening.getsockname()[:2], store, clock, app.state.context.hub)
     app.state.context.hub.close_soon()
-    server.should_exit = True
+    server.end()
     thread.join(300)
     store.close()
 

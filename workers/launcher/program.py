@@ -2,10 +2,10 @@
 fork of a process that has imported what ranks need (:func:`run_fork`).
 
 Its supervisor starts it at once and sends it the request when the attempt is claimed: one JSON line on standard input,
-``{"kind": of the job, "arguments": [torchrun's arguments], "environment": {…}, "folder": working folder, "report":
-path, "confinement": {…}}``. It confines itself, and so the ranks, before it forks them. Its end says how the
-group ended: exit code 0; 1, with the exit codes of the failed ranks in the file ``report``; or the signal that
-it got. Without a request (end of input) it exits.
+``{"kind": of the job, "ranks": their number here, "arguments": [torchrun's arguments], "environment": {…}, "folder":
+working folder, "report": path, "confinement": {…}}``. It confines itself, and so the ranks, before it forks them. Its
+end says how the group ended: exit code 0; 1, with the exit codes of the failed ranks in the file ``report``; or the
+signal that it got. Without a request (end of input) it exits.
 """
 
 from __future__ import annotations
@@ -32,41 +32,53 @@ cannot fork users of it.
 
 
 def main() -> int:
-    """Import torchrun, and with ``--preload`` what the requested kind names, then run the request."""
+    """Import torchrun, then run the request; with ``--preload`` its ranks find what its kind names imported."""
     die_with_parent()
     # Now, while this process has one thread; the later request decides the namespaces' contents.
     inside = OWN_NAMESPACES in sys.argv and enter_user_namespace()
-    environment = import_torchrun()
-    request = _read_request()
-    if request is None:
-        return 0
-    if PRELOAD in sys.argv:
-        from workers.launcher import preloading  # noqa: PLC0415 - it brings the kinds
-
-        preloading.preload(request["kind"])
-    return _run(request, environment, inside=inside)
+    return _run_requested(prepare_environment(), inside=inside, preload=PRELOAD in sys.argv)
 
 
-def import_torchrun() -> dict[str, str]:
-    """Import a launcher's modules; return the environment with which this process, or a fork of it, was started."""
+def prepare_environment() -> dict[str, str]:
+    """Change this process's environment so that imports start no threads; return the one with which it, or a fork of
+    it, was started.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in ROOM}
     os.environ.update(_NO_THREADS)
+    return environment
+
+
+def import_torchrun() -> None:
+    """Import the rest of a launcher's modules, which needs :func:`prepare_environment` and bring torch."""
     with uncollected():
         import torch.distributed.run  # noqa: F401, PLC0415
 
         from workers.launcher import folder_rendezvous  # noqa: PLC0415
 
     folder_rendezvous.register()
-    return environment
 
 
-def run_fork(environment: Mapping[str, str], *, own_namespaces: bool) -> int:
-    """Run the request, in a fork of a process that called :func:`import_torchrun`, whose result ``environment`` is."""
+def run_fork(environment: Mapping[str, str], *, own_namespaces: bool, preload: bool) -> int:
+    """Run the request, in a fork of a process that called :func:`prepare_environment`, whose result ``environment``
+    is, and that may have imported torchrun.
+    """
     die_with_parent()
     inside = own_namespaces and enter_user_namespace()
     present_as([sys.executable, "-u", "-P", "-m", "workers.launcher"], environment)
+    return _run_requested(dict(environment), inside=inside, preload=preload)
+
+
+def _run_requested(environment: dict[str, str], *, inside: bool, preload: bool) -> int:
+    import_torchrun()
     request = _read_request()
-    return 0 if request is None else _run(request, dict(environment), inside=inside)
+    if request is None:
+        return 0
+    # One rank imports as fast as this process would, and its job shows that it is there meanwhile.
+    if preload and request["ranks"] > 1:
+        from workers.launcher import preloading  # noqa: PLC0415 - it brings the kinds
+
+        preloading.preload(request["kind"])
+    return _run(request, environment, inside=inside)
 
 
 def _run(request: Mapping[str, Any], environment: dict[str, str], *, inside: bool) -> int:

@@ -204,7 +204,8 @@ class _PartRun:
         )
         arguments = command.torchrun_arguments(claim, meeting, self._group.logs, self._program)
         self._trace.note_launch()
-        self._group.launch(claim.spec.kind, arguments, environment, self._paths.work(claim.ref.attempt), confinement)
+        kind, ranks, work = claim.spec.kind, len(claim.share.devices), self._paths.work(claim.ref.attempt)
+        self._group.launch(kind, arguments, environment, work, confinement, ranks=ranks)
 
     async def _manifest(self) -> list[Artifact]:
         return await retry_until(self._settings.claim_within_s, self._store.artifacts.list, self._claim.ref.job_id)

@@ -1,6 +1,7 @@
 """Forks supervisors from one process of this host that has imported what they, their launchers and the ranks of every
 kind of job need, torch above all: a fork takes milliseconds where the imports take seconds, and imported modules occupy
-memory once.
+memory once. On an idle host its place is taken by a light one, which has imported all that supervisors and launchers
+need but torch: there each launcher imports the rest itself.
 
 The process has one thread and no GPU device, and never sees the contents of a job: a supervisor gets its environment
 and its order over a connection of its own, from the agent, after it has forked its keeper and launcher. So nothing of
@@ -37,8 +38,9 @@ logger = logging.getLogger(__name__)
 class ForkServer:
     """Serves the agent at the other end of standard input, a message socket. Each fork calls ``run``."""
 
-    def __init__(self, run: Callable[[Group], int], *, own_namespaces: bool, preload: bool) -> None:
-        self._run, self._own_namespaces, self._preload = run, own_namespaces, preload
+    def __init__(self, run: Callable[[Group], int], *, own_namespaces: bool, preload: bool, light: bool) -> None:
+        self._run, self._own_namespaces = run, own_namespaces
+        self._preload, self._light = preload, light
         self._control = socket.socket(fileno=os.dup(0))
         # An import that reads standard input must not swallow a connection of the agent's.
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -52,14 +54,17 @@ class ForkServer:
         die_with_parent()  # the imports take seconds, in which nothing is read
         image = ImportedImage.before_imports()
         with uncollected():
-            environment = _import(preload=self._preload)
+            environment = _import_all_but_torch()
+            if not self._light:
+                _import_the_rest(preload=self._preload)
         image.take()
         if reason := self._unfit():
             logger.error("no supervisors are forked here: an import left %s", reason)
             return 1
         gc.collect()
         gc.freeze()  # so that no fork copies the pages of all objects with its first collection
-        use_large_pages()
+        if not self._light:  # large pages would have it take more memory
+            use_large_pages()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects supervisors that have ended
         return self._fork_until_change(image, environment)
 
@@ -99,24 +104,34 @@ class ForkServer:
         # The agent watches this process from now on: it is not its child, and only it can say its id.
         os.write(0, b"%d" % os.getpid())
         present_as([sys.executable, "-m", "workers.supervisor"], {})
-        group = Group(environment, own_namespaces=self._own_namespaces, adopting=True, forked=True)
+        preload = self._preload and self._light
+        group = Group(environment, own_namespaces=self._own_namespaces, adopting=True, preload=preload, forked=True)
         if line := sys.stdin.readline():
             os.environ.clear()
             os.environ.update(json.loads(line))
         return self._run(group)
 
 
-def _import(*, preload: bool) -> dict[str, str]:
-    """Import everything that supervisors, launchers and ranks need; return the launchers' initial environment."""
-    from workers.launcher.program import import_torchrun  # noqa: PLC0415
+def _import_all_but_torch() -> dict[str, str]:
+    """Import what supervisors and launchers need besides torch; return the launchers' initial environment."""
+    from workers.launcher.program import prepare_environment  # noqa: PLC0415
 
-    environment = import_torchrun()
-    from workers.launcher import forked_ranks, preloading  # noqa: F401, PLC0415
+    environment = prepare_environment()
+    from workers.launcher import preloading  # noqa: F401, PLC0415 - it brings the kinds
     from workers.supervisor import attempt, job_policy, lease  # noqa: F401, PLC0415
 
     job_policy.plugins()
+    return environment
+
+
+def _import_the_rest(*, preload: bool) -> None:
+    """Import torch, and with ``preload`` what the ranks of every kind need."""
+    from workers.launcher.program import import_torchrun  # noqa: PLC0415
+
+    import_torchrun()
+    from workers.launcher import forked_ranks, preloading  # noqa: F401, PLC0415
+
     if preload:
         from workers.rank import program  # noqa: F401, PLC0415
 
         preloading.preload_every_kind()
-    return environment

@@ -127,14 +127,15 @@ def _spawn(
 def _fork(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: bool, preload: bool) -> _SpawnedProcess:
     """Fork a keeper from this process, and a launcher from the keeper.
 
-    Modules to preload are imported already, or not wanted. The keeper then becomes its usual program, without this
-    process's imports.
+    The keeper then becomes its usual program, without this process's imports.
     """
 
     def keep() -> int:
         keeper.become_subreaper()
         child = forks.fork(
-            lambda: launcher.run_fork(environment, own_namespaces=own_namespaces), stdin=0, session=False
+            lambda: launcher.run_fork(environment, own_namespaces=own_namespaces, preload=preload),
+            stdin=0,
+            session=False,
         )
         os.set_inheritable(ends.life, True)
         os.execve(_KEEPER[0], [*_KEEPER, str(ends.life), keeper.CHILD, str(child.pid)], dict(environment))  # noqa: S606 - there is nothing for a shell to do
@@ -144,8 +145,8 @@ def _fork(ends: _KeeperEnds, environment: Mapping[str, str], *, own_namespaces: 
 
 class Group:
     """Starts at once, without work; :meth:`launch` gives it some. None of its processes outlives this object's
-    process. With ``preload``, the launcher imports what Trivet's own ranks need before it forks them. With
-    ``forked``, it is a fork of this process, which has imported all that and knows nothing yet that ranks may
+    process. With ``preload``, the launcher imports what Trivet's own ranks need before it forks several. With
+    ``forked``, it is a fork of this process, which has imported much of all that and knows nothing yet that ranks may
     not. With ``adopting``, for a process without other children, nothing outlives a killed keeper either.
 
     ``folder`` is private and short-lived: the event socket, the launcher's output, and folders in which ranks may
@@ -201,10 +202,15 @@ class Group:
         environment: Mapping[str, str],
         folder: Path,
         confinement: Confinement,
+        *,
+        ranks: int,
     ) -> None:
-        """Start torchrun with ``arguments`` in ``folder``, within ``confinement``, for a job of this kind."""
+        """Start torchrun with ``arguments``, by which it starts so many ranks here, in ``folder``, within
+        ``confinement``, for a job of this kind.
+        """
         request = {
             "kind": kind,
+            "ranks": ranks,
             "arguments": list(arguments),
             "environment": dict(environment),
             "folder": str(folder),

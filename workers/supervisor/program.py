@@ -1,8 +1,8 @@
 """Runs the supervisor: one process per attempt and host, which outlives the worker that started it.
 
 ``python -m workers.supervisor`` reads one :class:`workers.supervisor.settings.SupervisorOrder` from standard input.
-Before that it starts its group's keeper and launcher, which meanwhile import what ranks need. With ``--fork-server``
-it imports everything itself and forks such supervisors on request: :mod:`workers.supervisor.fork_server`.
+Before that it starts its group's keeper and launcher, which meanwhile import what ranks need. With ``--fork-server`` or
+``--light-fork-server`` it imports first, and forks such supervisors on request: :mod:`workers.supervisor.fork_server`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from workers.supervisor.group import Group
 
 HOST_NAMESPACES = "--host-namespaces"
 """The argument that keeps launchers in the host's namespaces."""
-FORK_SERVER = "--fork-server"
-"""The argument for forking supervisors rather than being one."""
+FORK_SERVER, LIGHT_FORK_SERVER = "--fork-server", "--light-fork-server"
+"""The arguments for forking supervisors rather than being one, with torch imported and without."""
 _RANK_PROGRAM: tuple[str, ...] = ("-m", "workers.rank")
 
 
@@ -34,10 +34,12 @@ def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     own_namespaces, preload = HOST_NAMESPACES not in sys.argv, program == _RANK_PROGRAM
-    if FORK_SERVER in sys.argv:
+    light = LIGHT_FORK_SERVER in sys.argv
+    if light or FORK_SERVER in sys.argv:
         from workers.supervisor.fork_server import ForkServer  # noqa: PLC0415 - it brings what one supervisor has no use for
 
-        return ForkServer(partial(run, program=program), own_namespaces=own_namespaces, preload=preload).serve()
+        work = partial(run, program=program)
+        return ForkServer(work, own_namespaces=own_namespaces, preload=preload, light=light).serve()
     group = Group(allowed(os.environ), own_namespaces=own_namespaces, adopting=True, preload=preload)
     return run(group, program)
 

@@ -13,15 +13,15 @@ import importlib.resources
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import redis
+from typing import Literal
 
 from service.jobs.host.process_lock import LockedError, ProcessLock
 from service.jobs.host.processes import end_processes, holders
@@ -130,15 +130,14 @@ class EmbeddedBroker:
     def _wait_until_ready(self, within_s: float) -> None:
         deadline = time.monotonic() + within_s
         loaded = None
-        with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2.0) as client:
-            while not (info := _server_info(client)) or info["loading"]:
-                if self.process.poll() is not None:
-                    raise BrokerError(f"the broker exited with {self.process.returncode}: {self._last_words()}")
-                if loaded != (loaded := info.get("loading_loaded_bytes", loaded)):
-                    deadline = time.monotonic() + within_s
-                if time.monotonic() > deadline:
-                    raise BrokerError(f"the broker was not ready within {within_s} s: {self._last_words()}")
-                time.sleep(0.01)
+        while (info := _server_info(self.socket)).get("loading") != "0":
+            if self.process.poll() is not None:
+                raise BrokerError(f"the broker exited with {self.process.returncode}: {self._last_words()}")
+            if loaded != (loaded := info.get("loading_loaded_bytes", loaded)):
+                deadline = time.monotonic() + within_s
+            if time.monotonic() > deadline:
+                raise BrokerError(f"the broker was not ready within {within_s} s: {self._last_words()}")
+            time.sleep(0.01)
         _check_version(info)
 
     def _last_words(self) -> str:
@@ -207,15 +206,26 @@ def _options(folder: Path, socket: Path, fsync: Fsync) -> list[str]:
     return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
 
-def _server_info(client: redis.Redis) -> dict[str, Any]:
-    """Return the server's own report, even while it loads its data; empty if it does not answer."""
-    try:
-        return dict(client.info("server", "persistence"))
-    except (redis.ConnectionError, redis.TimeoutError):
-        return {}
+def _server_info(path: Path) -> dict[str, str]:
+    """Return the server's own report, even while it loads its data; empty if it does not answer.
+
+    It is asked without the client library, which would stay in the memory of a process that asks nothing else.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(2.0)
+        try:
+            connection.connect(str(path))
+            connection.sendall(b"INFO server persistence\r\n")
+            with connection.makefile("rb") as answer:
+                head = answer.readline()
+                text = answer.read(int(head[1:])) if head.startswith(b"$") else b""
+        except OSError:
+            return {}
+    lines = (line.partition(":") for line in text.decode().splitlines())
+    return {name: value for name, _, value in lines}
 
 
-def _check_version(info: Any) -> None:
+def _check_version(info: Mapping[str, str]) -> None:
     text = str(info.get("valkey_version") or info["redis_version"])
     version = tuple(int(part) for part in text.split(".")[:2])
     if version < _MINIMUM_VERSION:

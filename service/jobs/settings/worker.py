@@ -58,8 +58,8 @@ class WorkerSettings(BaseModel):
     warm_idle_s: float = Field(
         180.0,
         ge=0,
-        description="seconds without a job after which that process ends, so that its memory is free; the first job "
-        "after that starts some seconds later. 0 keeps it",
+        description="seconds without a job after which a process without torch takes its place, so that memory is "
+        "free; the first job after that starts a second or two later. 0 keeps it",
     )
     stop_grace_s: float = Field(
         10.0, ge=0, description="seconds that ranks get to write a checkpoint when their job is stopped"

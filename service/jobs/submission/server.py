@@ -1,8 +1,8 @@
 """``python -m service.jobs.submission.server FD``: forks a process with limits for each check.
 
-It imports everything that checks need once, so that a check starts within milliseconds. The server itself reads
-no file and no request. Messages on its control socket (``FD``) tell it to begin a check, together with the
-check's own connection, or to end one; it reports how each ended. When the other end is closed, it ends all
+It imports what checks need once (ONNX with the first check of files), so that a check starts within milliseconds. The
+server itself reads no file and no request. Messages on its control socket (``FD``) tell it to begin a check, together
+with the check's own connection, or to end one; it reports how each ended. When the other end is closed, it ends all
 checks.
 """
 
@@ -28,10 +28,11 @@ _NO_NEW_PRIVILEGES = 38
 
 
 class CheckCommand(FrozenModel):
-    """Begin the check ``number`` within ``limits``, or end it if there are none."""
+    """Begin the check ``number`` within ``limits``, or end it if there are none. A check of files may need ONNX."""
 
     number: int
     limits: CheckLimits | None
+    opens_files: bool = False
 
 
 class CheckEnding(FrozenModel):
@@ -79,6 +80,8 @@ class _CheckForks:
             raise EOFError
         command = CheckCommand.model_validate_json(text)
         if command.limits is not None:
+            if command.opens_files:
+                import onnx  # noqa: F401, PLC0415 - once, before the fork, and never where nobody has files
             with socket.socket(fileno=descriptors[0]) as connection:
                 self._begin(command.number, command.limits, connection)
         else:
@@ -113,8 +116,6 @@ class _CheckForks:
 def main(descriptor: int) -> None:
     """Serve the control socket ``descriptor``."""
     end_with(os.getppid())  # the import takes seconds, in which the control socket is not read
-    import onnx  # noqa: F401, PLC0415 - what a check would import is imported before the first fork
-
     ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     gc.collect()
     gc.freeze()

@@ -66,8 +66,8 @@ def test_a_start_waits_until_the_data_is_read(tmp_path: Path) -> None:
 def test_a_server_that_reads_is_given_its_time_as_long_as_it_gets_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready = {"loading": 0, "redis_version": "7.2.4"}
-    answers: list[dict[str, object]] = [{"loading": 1, "loading_loaded_bytes": size} for size in range(20)]
+    ready = {"loading": "0", "redis_version": "7.2.4"}
+    answers = [{"loading": "1", "loading_loaded_bytes": str(size)} for size in range(20)]
     moments = iter(range(1000))
     with EmbeddedBroker.start(tmp_path / "broker") as broker, monkeypatch.context() as patch:
         patch.setattr("service.jobs.host.embedded_broker.time.monotonic", lambda: float(next(moments)))

@@ -20,7 +20,7 @@ from worker_fleet import SUPERVISOR, Fleet, is_gone, processes_of, supervisors_o
 
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
-from workers.agent import supervisors as agents
+from workers.agent import fork_servers
 from workers.agent.supervisors import Supervisors
 from workers.supervisor.settings import SupervisorOrder
 
@@ -44,7 +44,7 @@ def server(forks: Supervisors) -> psutil.Process:
 
     def ready() -> psutil.Process | None:
         forks.tend()
-        return psutil.Process(forks._server._process.pid) if forks._server and forks._server.is_ready() else None
+        return psutil.Process(found._process.pid) if (found := forks._full.ready()) else None
 
     return eventually(ready)
 
@@ -62,6 +62,14 @@ def look_around(fleet: Fleet, ref: AttemptRef) -> dict[str, Any]:
     hosts = [str((Path("/proc/self/ns") / name).readlink()) for name in ("user", "mnt", "net", "ipc")]
     spaces: list[str] = literal_eval(found["namespaces"])
     return found | {"namespaces": str([own == host for own, host in zip(spaces, hosts, strict=True)])}
+
+
+READY_AT_ONCE = """
+import os
+os.write(0, b"ready")
+while os.read(0, 1):  # and then it has hung up
+    pass
+"""
 
 
 def mount_points() -> set[str]:
@@ -96,20 +104,21 @@ def test_a_supervisor_that_has_ended_leaves_no_zombie_until_the_next_heartbeat(l
     eventually(lambda: not psutil.pid_exists(pid))
 
 
-def test_an_idle_fork_server_ends_and_comes_back_after_the_next_supervisor(log: Path) -> None:
+def test_a_light_server_takes_the_place_of_an_idle_one_until_another_is_ready(log: Path) -> None:
     order = SupervisorOrder("job_x", 1, "alpha", "127.0.0.1", "unix:///nowhere", "/nowhere", 1.0, StoreLimits())
-    waits = [sys.executable, "-c", "input()"]  # for its order, or for its connections
-    supervisors = Supervisors(waits, log, forks=True, restart_after_s=0.2, idle_s=0.5)
+    supervisors = Supervisors([sys.executable, "-c", READY_AT_ONCE], log, forks=True, restart_after_s=0.2, idle_s=0.5)
     supervisors.tend()
-    server = supervisors._server
-    assert server is not None
-    eventually(lambda: (supervisors.tend(), server.has_ended())[1])
+    full, light = supervisors._full, supervisors._light
+    assert (full.process is None, light.process is None) == (False, True)
+    eventually(lambda: (supervisors.tend(), full.process is None and light.ready())[1])
     supervisors.tend()
-    assert supervisors._server is None, "nothing needs another one"
+    assert full.process is None, "nothing needs another one"
     supervisors.start(order)
     supervisors.tend()
-    assert supervisors._server is None, "the supervisor has the processor first"
-    eventually(lambda: (supervisors.tend(), supervisors._server)[1])
+    assert full.process is None, "the supervisor has the processor first"
+    eventually(lambda: (supervisors.tend(), full.ready())[1])
+    supervisors.tend()
+    assert light.process is None
     supervisors.close()
 
 
@@ -142,6 +151,20 @@ def test_a_fork_of_the_server_runs_a_part_and_knows_no_more_than_a_new_interpret
     assert {"environment", "limits", "namespaces", "descriptors", "status"} <= forked.keys()
     eventually(lambda: not supervisor.is_running())
     eventually(lambda: interpreters.at_work() == [])
+
+
+def test_a_fork_of_a_light_server_runs_a_part(fleet: Fleet, log: Path) -> None:
+    """It imports torch where the other servers had it."""
+    supervisors = Supervisors(SUPERVISOR, log, forks=True, restart_after_s=60.0, idle_s=1e-9)
+    eventually(lambda: (supervisors.tend(), supervisors._light.ready())[1])
+    parent = psutil.Process(supervisors._light.process._process.pid)  # type: ignore[union-attr]
+    assert "libtorch" not in Path(f"/proc/{parent.pid}/maps").read_text()
+    assert parent.num_threads() == 1
+    ref = fleet.submit("nothing", ranks=2)
+    supervisors.start(fleet.order(ref))
+    assert supervisor_of(fleet).ppid() == parent.pid
+    assert fleet.ended(ref).state == "succeeded"
+    supervisors.close()
 
 
 @pytest.mark.slow
@@ -208,7 +231,7 @@ def test_a_server_that_hangs_is_not_waited_for(
 ) -> None:
     stopped = server(forks)
     stopped.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(agents, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(fork_servers, "_ANSWER_S", 0.2)
     ref = fleet.submit("nothing")
     forks.start(fleet.order(ref))
     assert fleet.ended(ref).state == "succeeded"
@@ -224,7 +247,7 @@ def test_the_server_knows_no_secret_and_has_one_thread(forks: Supervisors) -> No
 @pytest.mark.slow
 def test_the_server_ends_with_its_agent(forks: Supervisors) -> None:
     parent = server(forks)
-    os.close(forks._server._control.detach())  # type: ignore[union-attr]
+    os.close(forks._full.process._control.detach())  # type: ignore[union-attr]
     eventually(lambda: not parent.is_running() or parent.status() == psutil.STATUS_ZOMBIE)
 
 
@@ -236,7 +259,7 @@ from workers.agent.supervisors import Supervisors
 command = [sys.executable, "-m", "workers.supervisor"]
 supervisors = Supervisors(command, Path(sys.argv[1]), forks=True, restart_after_s=0)
 supervisors.tend()
-print(supervisors._server._process.pid, flush=True)
+print(supervisors._full.process._process.pid, flush=True)
 sys.stdin.read()
 """
 
