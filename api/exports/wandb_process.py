@@ -150,7 +150,7 @@ def _settings(server: dict[str, str]) -> wandb.Settings:
         x_disable_machine_info=True,
         x_save_requirements=False,
         x_skip_transaction_log=bool(server),
-        x_file_stream_transmit_interval=2.0,
+        x_file_stream_transmit_interval=1.0,
     )
 
 

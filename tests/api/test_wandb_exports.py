@@ -127,8 +127,12 @@ def test_one_process_at_a_time_has_runs_open(world: World, receiver: WandbReceiv
     eventually(lambda: redis.hexists(f"trivet:job:{job}", "export:wandb"))
     world.worker.metrics(ref, LOSSES)
     assert not receiver.runs
+    assert not world.lines(job)
+    world.store.exports.leave_seat("wandb", "this one")
+    assert not world.store.exports.hold_seat("wandb", "this one", 60)
     world.store.exports.leave_seat("wandb", "another")
-    eventually(lambda: job in receiver.runs)
+    assert world.store.exports.hold_seat("wandb", "this one", 60)
+    redis.delete(EXPORT_SEAT("wandb"))
 
 
 def test_a_job_is_refused_where_its_run_cannot_be_made(world: World) -> None:
