@@ -27,7 +27,7 @@ import api.__main__ as program
 from api.deliveries import addresses
 from api.exports import wandb_process
 from service.jobs.settings import Settings
-from service.jobs.store.keyspace import EXPORTS_DUE
+from service.jobs.store.keyspace import EXPORT_SEAT, EXPORTS_DUE
 
 needs_wandb = pytest.mark.skipif(not addresses.has_wandb(), reason="no W&B: pip install 'trivet[wandb]'")
 KEY = "a-key-of-the-operator-that-has-forty-letters"
@@ -119,9 +119,8 @@ def test_what_the_server_refused_is_named_and_sent_again(
 
 @needs_wandb
 def test_one_process_at_a_time_has_runs_open(world: World, receiver: WandbReceiver, redis: redis_py.Redis) -> None:
-    eventually(
-        lambda: world.store.exports.hold_seat("wandb", "another", 60) or redis.delete("trivet:exports:seat:wandb")
-    )
+    redis.delete(EXPORT_SEAT("wandb"))
+    assert world.store.exports.hold_seat("wandb", "another", 60)
     job = world.submit(TRAIN, wandb=receiver.url)
     ref = world.worker.start(job)
     eventually(lambda: redis.hexists(f"trivet:job:{job}", "export:wandb"))
