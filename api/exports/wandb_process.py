@@ -42,13 +42,15 @@ class OpenRun:
 
     def log(self, rows: list[tuple[float, float, dict[str, float | None]]]) -> None:
         """Log rows of step, time and values, as far as they are later than what there is."""
+        before = self.rows
         for step, when, values in rows:
             fresh = {name: _number(each) for name, each in values.items() if step > self.last.get(name, -math.inf)}
             if fresh:
                 self.run.log({**fresh, STEP: step, "_timestamp": when})
                 self.last.update(dict.fromkeys(fresh, step))
                 self.rows += 1
-        self.run.summary[SENT] = json.dumps({"rows": self.rows, "last": self.last})
+        if self.rows > before:
+            self.run.summary[SENT] = json.dumps({"rows": self.rows, "last": self.last})
 
 
 @dataclass
