@@ -139,7 +139,7 @@ class WandbClient:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self._reader.is_alive()
 
     def ask(self, do: str, limit: Limit, **what: Any) -> dict[str, Any]:
         """Return the answer to a call. Raises :class:`ExportFailed`, also if there is none in time."""
@@ -152,6 +152,8 @@ class WandbClient:
             self._write({"call": number, "do": do, **what})
             while not answer.done():
                 limit.check()
+                if not self.is_alive:
+                    raise ExportFailed(_ENDED)
                 wait([answer], timeout=_LOOK_S)
         finally:
             self._pending.pop(number, None)

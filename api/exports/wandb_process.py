@@ -84,7 +84,8 @@ class Runs:
         with self._alone(run_id):
             found = self._open.pop(run_id)
             found.run.config.update(config, allow_val_change=True)
-            found.run.summary.update(summary)
+            kept: Any = found.run.summary  # untyped there
+            kept.update(summary)
             where = {"url": found.run.url, "entity": found.run.entity, "project": found.run.project}
             found.run.finish(exit_code=exit_code)
             return {**where, "rows": found.rows}
@@ -126,7 +127,8 @@ class Runs:
         settings = _settings({"base_url": self.server["url"], "api_key": self.server["key"]})
         run = wandb.init(**about, id=run_id, dir=self.home, mode="online", resume="allow", settings=settings)
         run.define_metric("*", step_metric=STEP)
-        sent = json.loads(run.summary.get(SENT) or "{}")
+        summary: Any = run.summary  # untyped there
+        sent = json.loads(summary.get(SENT) or "{}")
         is_whole = run.starting_step >= sent.get("rows", 0)
         return OpenRun(run, run.starting_step, sent.get("last", {}) if is_whole else {})
 
