@@ -83,11 +83,11 @@ class Runs:
         """End a run, once the server has taken all or has said why not."""
         with self._alone(run_id):
             found = self._open.pop(run_id)
-            found.run.config.update(config, allow_val_change=True)
-            kept: Any = found.run.summary  # untyped there
-            kept.update(summary)
-            where = {"url": found.run.url, "entity": found.run.entity, "project": found.run.project}
-            found.run.finish(exit_code=exit_code)
+            run: Any = found.run  # whose mappings have no types
+            run.config.update(config, allow_val_change=True)
+            run.summary.update(summary)
+            where = {"url": run.url, "entity": run.entity, "project": run.project}
+            run.finish(exit_code=exit_code)
             return {**where, "rows": found.rows}
 
     def has_none_open(self) -> bool:
