@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 from pydantic import ValidationError
 
+from api.deliveries import has_wandb
 from api.main import connect, create_app
 from api.offload import Apart
 from api.server.serving import ApiServer, limited
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         _ = settings.broker_url  # reads the files that it names
     except (ValidationError, OSError) as error:
         return _refuse(str(error))
-    if reason := _exposure(settings):
+    if reason := _exposure(settings) or _missing_package(settings):
         return _refuse(reason)
     try:
         was_open = close_to_others(settings.layout.root)
@@ -95,6 +96,13 @@ def _exposure(settings: Settings) -> str | None:
         f"refusing to bind {settings.host} without encryption: API keys would cross the network in the clear. "
         "Give --tls-cert and --tls-key, or --behind-proxy if a proxy in front ends TLS, or bind 127.0.0.1."
     )
+
+
+def _missing_package(settings: Settings) -> str | None:
+    """Return what an export of every job needs and is not installed; ``None`` if there is no such thing."""
+    if settings.export_wandb is None or has_wandb():
+        return None
+    return f"{ENV_PREFIX}EXPORT_WANDB needs W&B's package: pip install 'trivet[wandb]'"
 
 
 def _announce_admin_key(settings: Settings, store: Store) -> None:

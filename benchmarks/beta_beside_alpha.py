@@ -1,9 +1,11 @@
 """Shows that beta-crown proves what alpha-crown proves: both on the same networks and samples, with the same seconds.
 
-    python benchmarks/beta_beside_alpha.py [--networks cnn deep mlp tall] [--seconds 10 2] [--count 50] [--eps 0.05]
+    python benchmarks/beta_beside_alpha.py [--networks cnn deep mlp tall] [--seconds 10 2] [--times 1 2] [--count 50]
 
-Networks are trained on the digits for a moment, from a seed. Exit 1 if alpha-crown proves a sample that beta-crown
-leaves open. Run it with one thread on a quiet machine: seconds decide.
+Networks are trained on the digits for a moment, from a seed. With ``--times``, beta-crown then has so many times the
+seconds of the longest row that alpha-crown proves and crown does not, and is compared with what alpha-crown proves in
+the first ``--seconds``. Exit 1 if alpha-crown proves a sample that beta-crown leaves open. Run it with one thread on a
+quiet machine: seconds decide.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -93,28 +95,41 @@ def verify(data: DataLayout, trained: str, case: Case, method: str, device: Devi
     return sorted(report.bounds, key=lambda row: int(row["instance"]))
 
 
-def compare(data: DataLayout, trained: str, case: Case, device: Device) -> set[int]:
-    """Print a line for each method; return the samples that alpha-crown alone proves."""
-    proved: dict[str, set[int]] = {}
-    for method in METHODS:
-        started = time.monotonic()
-        rows = verify(data, trained, case, method, device)
-        spent = time.monotonic() - started
-        proved[method] = {row["instance"] for row in rows if row["verdict"] == "verified"}
-        false = sum(row["verdict"] == "falsified" for row in rows)
-        most = max(row["seconds"] for row in rows)
-        cells = case.name, case.eps, case.seconds, method, len(proved[method]), false, case.count
-        print(f"| {' | '.join(map(str, cells))} | {spent:.1f} | {most:.2f} |", flush=True)
-    behind = proved["alpha-crown"] - proved["beta-crown"]
-    if behind:
-        print(f"BEHIND: {case.name}, {case.seconds:g} s: samples {sorted(behind)}", flush=True)
-    return behind
+def prove(data: DataLayout, trained: str, case: Case, method: str, device: Device) -> dict[int, float]:
+    """Print a line for a method; return the samples that it proves, each with its seconds."""
+    started = time.monotonic()
+    rows = verify(data, trained, case, method, device)
+    spent = time.monotonic() - started
+    proved = {row["instance"]: row["seconds"] for row in rows if row["verdict"] == "verified"}
+    false = sum(row["verdict"] == "falsified" for row in rows)
+    most = max(row["seconds"] for row in rows)
+    cells = case.name, case.eps, round(case.seconds, 3), method, len(proved), false, case.count
+    print(f"| {' | '.join(map(str, cells))} | {spent:.1f} | {most:.2f} |", flush=True)
+    return proved
+
+
+def compare(data: DataLayout, trained: str, case: Case, times: list[float], device: Device) -> int:
+    """Print a line for each method, and for beta-crown one more for each number of times the seconds that alpha-crown
+    needs; return how many samples alpha-crown alone proves, in all.
+    """
+    proved = {method: prove(data, trained, case, method, device) for method in METHODS}
+    alone = [seconds for row, seconds in proved["alpha-crown"].items() if row not in proved["crown"]]
+    found = {case.seconds: proved["beta-crown"]}
+    for each in times if alone else []:
+        seconds = each * max(alone)
+        found[seconds] = prove(data, trained, replace(case, seconds=seconds), "beta-crown", device)
+    behind = {seconds: sorted(set(proved["alpha-crown"]) - set(rows)) for seconds, rows in found.items()}
+    for seconds, rows in behind.items():
+        if rows:
+            print(f"BEHIND: {case.name}, {seconds:g} s: samples {rows}", flush=True)
+    return sum(map(len, behind.values()))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--seconds", nargs="*", type=float, default=[10.0])
+    parser.add_argument("--times", nargs="*", type=float, default=[])
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--eps", nargs="*", type=float, default=[0.05])
     parser.add_argument("--device", default="cpu", choices=get_args(Device))
@@ -127,8 +142,9 @@ def main() -> int:
         for name in given.networks:
             trained = train(data, name)
             for eps in given.eps:
-                for seconds in given.seconds:
-                    behind += len(compare(data, trained, Case(name, seconds, given.count, eps), given.device))
+                for number, seconds in enumerate(given.seconds):
+                    case = Case(name, seconds, given.count, eps)
+                    behind += compare(data, trained, case, [] if number else given.times, given.device)
     return 1 if behind else 0
 
 

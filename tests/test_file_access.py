@@ -53,6 +53,8 @@ ALLOWED = {
     "api/dashboard/assets.py": {"STATIC.rglob", "SWAGGER.iterdir", "path.is_file", "path.read_bytes"},
     # The service's own folder of event files, which no rank sees.
     "api/exports/tensorboard.py": {"draft.mkdir", "folder.parent.mkdir", "path.open"},
+    # And that of offline runs.
+    "api/exports/wandb_process.py": {"Path(folder).mkdir", "shutil.rmtree"},
     "api/server/monitoring.py": {"shutil.disk_usage", "span.rename"},
     # The backup itself and the broker's snapshot; and a data folder that is being restored, in which no job has run.
     "service/jobs/store/backup.py": {

@@ -6,6 +6,8 @@ from api.deliveries.addresses import (
     NamedAddresses,
     WebhookAddress,
     check_recipient,
+    has_wandb,
+    token_for,
     vetted,
 )
 from api.deliveries.rounds import DeliveryRounds, RoundTimes
@@ -20,5 +22,7 @@ __all__ = [
     "WebhookAddress",
     "WebhookSender",
     "check_recipient",
+    "has_wandb",
+    "token_for",
     "vetted",
 ]

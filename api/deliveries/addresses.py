@@ -12,11 +12,13 @@ import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from service.jobs.records import Problem
 from service.jobs.settings import Network, Settings
+from service.jobs.spec.common import OFFLINE
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
@@ -102,6 +104,28 @@ def check_recipient(settings: Settings, url: str) -> None:
         raise ValueError(f"one of {', '.join(settings.mail_recipients)}, whom TRIVET_SMTP_TO allows")
 
 
+def token_for(url: str, tokens: Mapping[str, str]) -> str | None:
+    """Return the token of the longest URL that ``url`` is, or lies below: of the same scheme, host and port."""
+    server, path = _place(url)
+    if any(part in (".", "..") for part in unquote(path).replace("\\", "/").split("/")):
+        return None
+    fitting = [each for each in tokens if _place(each)[0] == server and f"{path}/".startswith(f"{_place(each)[1]}/")]
+    return tokens[max(fitting, key=len)] if fitting else None
+
+
+def _place(url: str) -> tuple[tuple[str, str, int], str]:
+    """Return a URL's server, and its path without a slash at the end."""
+    parts = urlsplit(url)
+    port = parts.port or DEFAULT_PORTS[parts.scheme]
+    return (parts.scheme, parts.hostname or "", port), parts.path.rstrip("/")
+
+
+def has_wandb() -> bool:
+    """Return whether W&B's package is installed, without importing it; a folder of that name is none."""
+    found = find_spec("wandb")
+    return found is not None and found.origin is not None
+
+
 _LOOKED_UP = 16
 """Most URLs of one request that are checked; the others are checked when something is sent."""
 _ANSWER_S = 2.0
@@ -114,19 +138,35 @@ class NamedAddresses:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._allowed = settings.webhook_networks
-        self._own = {"export.mlflow": settings.export_mlflow, "export.otlp": settings.export_otlp}
+        self._own = {f"export.{name}": getattr(settings, f"export_{name}") for name in ("mlflow", "otlp", "wandb")}
 
     async def problems(self, specs: Mapping[str, str]) -> list[Problem]:
-        """Return the problems with URLs in specs, which are given as JSON by path: forbidden addresses. A name
-        that does not resolve in time is no problem yet.
+        """Return the problems with URLs in specs, which are given as JSON by path: forbidden addresses, and what is
+        missing here for others. A name that does not resolve in time is no problem yet.
         """
-        naming = {at: text for at, text in specs.items() if "://" in text or "mailto:" in text}  # most specs do not
+        said = ("://", "mailto:", OFFLINE)
+        naming = {at: text for at, text in specs.items() if any(each in text for each in said)}  # most specs do not
         named = [(path, url) for at, text in naming.items() for path, url in self._urls(at, json.loads(text))]
-        found = [(path, url) for path, url in named if not url.startswith("mailto:")]
+        found = [(path, url) for path, url in named if "://" in url]
         urls = list(dict.fromkeys(url for _, url in found))[:_LOOKED_UP]
         reasons = dict(zip(urls, await asyncio.gather(*map(self._reason, urls)), strict=True))
         forbidden = [Problem(path, reason, url, _EXPECTED) for path, url in found if (reason := reasons.get(url))]
-        return [*forbidden, *(each for pair in set(named).difference(found) if (each := self._unsent(*pair)))]
+        return [*forbidden, *(each for pair in dict.fromkeys(named) if (each := self._missing(*pair)))]
+
+    def _missing(self, path: str, url: str) -> Problem | None:
+        """Return the problem with what this service lacks for an address: a package, a key, or that it sends e-mail."""
+        if path.endswith("export.wandb"):
+            return self._missing_for_wandb(path, url)
+        return self._unsent(path, url) if url.startswith("mailto:") else None
+
+    def _missing_for_wandb(self, path: str, url: str) -> Problem | None:
+        if not has_wandb():
+            expected = "a service with it: pip install 'trivet[wandb]' where the API runs"
+            return Problem(path, "this service has no package wandb", url, expected)
+        if url != OFFLINE and token_for(url, self._settings.bearer_tokens) is None:
+            expected = f"`{OFFLINE}`, or a URL for which the operator has set a key (TRIVET_EXPORT_TOKENS)"
+            return Problem(path, "this service has no key for that server", url, expected)
+        return None
 
     def _unsent(self, path: str, url: str) -> Problem | None:
         """Return the problem with an address to which this service sends no e-mail."""

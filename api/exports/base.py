@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 from api.exports.server import ExportFailed, ExportServer
 from api.reads import history
@@ -109,17 +109,23 @@ class Exporter(Protocol):
 
     ``server`` is that of the target's URL, ``None`` without one. ``mark`` is a text that says where points go on, such
     as the id of a run. Sending the same points again with the same mark must change nothing. Methods raise
-    :class:`ExportFailed`, ``OSError`` or an HTTP error if a later attempt may succeed.
+    :class:`ExportFailed`, ``OSError`` or an HTTP error if a later attempt may succeed. One that ``holds_runs`` has them
+    open from call to call, so that one process at a time makes its exports.
     """
+
+    holds_runs: ClassVar[bool] = False
 
     def begin(self, told: ExportedJob, server: ExportServer | None) -> str:
         """Begin the job's export in place of earlier ones, with what is known before any point; return the mark."""
 
     def send(self, told: ExportedJob, server: ExportServer | None, mark: str, points: Mapping[str, Points]) -> str:
-        """Add points by metric and step; return the next mark."""
+        """Add points by metric and step; return the next mark. There may be none, which says that the job goes on."""
 
     def end(self, told: ExportedJob, server: ExportServer | None, mark: str) -> str:
         """Add what only an ended job has; return where the job can be seen."""
+
+    def close(self) -> None:
+        """Let go of what is open; the service stops."""
 
 
 def _files(artifact: Artifact, opened: BinaryIO | Folder, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:

@@ -103,7 +103,5 @@ def _send(
     exporter: Exporter, told: ExportedJob, server: ExportServer | None, sent: Sent, found: Mapping[str, Points]
 ) -> Sent:
     fresh = sent.later(found)
-    if not fresh:
-        return sent
     series = {name: sent.series.get(name, _NOTHING).with_points(points) for name, points in fresh.items()}
     return Sent(exporter.send(told, server, sent.mark, fresh), sent.after, {**sent.series, **series})

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from api.exports.base import ExportedJob, RunGoneError, json_number
+from api.exports.base import ExportedJob, Exporter, RunGoneError, json_number
 from api.exports.server import Answer, ExportFailed, ExportServer
 from api.routes.metrics import Points
 from service.jobs.records import Job
@@ -29,7 +29,7 @@ _JOB_TAG = "trivet.job"
 _PROXIED = "mlflow-artifacts:"
 
 
-class MlflowExporter:
+class MlflowExporter(Exporter):
     """Makes one run for each job, in the experiment ``trivet/PROJECT``: spec fields are parameters, results metrics."""
 
     def begin(self, told: ExportedJob, server: ExportServer | None) -> str:

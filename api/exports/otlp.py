@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from api.exports.base import ExportedJob, json_number
+from api.exports.base import ExportedJob, Exporter, json_number
 from api.exports.server import ExportFailed, ExportServer
 from api.routes.metrics import Points
 
@@ -14,7 +14,7 @@ _MOST_POINTS = 2000
 _SEVERITY = {"succeeded": (9, "INFO"), "cancelled": (13, "WARN"), "failed": (17, "ERROR")}
 
 
-class OtlpExporter:
+class OtlpExporter(Exporter):
     """Sends metrics and results as gauges by step, and one log record with parameters, artifacts and outcome."""
 
     def begin(self, told: ExportedJob, server: ExportServer | None) -> str:

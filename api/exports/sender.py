@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import httpx2
@@ -22,8 +23,8 @@ from api.exports.following import Sent, finish, follow
 from api.exports.server import EVERYWHERE, ExportFailed, ExportServer, Limit, connect
 from service.jobs.records import Job, NotFound
 from service.jobs.settings import Settings
-from service.jobs.spec.common import ACTIVE, TERMINAL
-from service.jobs.store import Store
+from service.jobs.spec.common import ACTIVE, OFFLINE, TERMINAL
+from service.jobs.store import Store, StoreUnavailable
 from service.jobs.store.exports import DueExport
 
 _AT_ONCE = 8
@@ -46,6 +47,10 @@ class ExportTimes(RoundTimes):
     """Pause between two looks at a running job."""
     idle_s: float = 60.0
     """A job that is queued again is looked at after this pause."""
+    seat_s: float = 150.0
+    """An exporter that holds runs is this process's for so long after each use; it outlasts ``idle_s``."""
+    elsewhere_s: float = 1.0
+    """Pause after which an export is due again that another process's exporter makes."""
 
 
 class JobExports(DeliveryRounds[ExportTimes]):
@@ -54,6 +59,8 @@ class JobExports(DeliveryRounds[ExportTimes]):
     def __init__(self, settings: Settings, store: Store, times: ExportTimes = ExportTimes()) -> None:
         super().__init__(settings, store, times, retry_hours=settings.export_retry_hours)
         self._under_way: set[Limit] = set()
+        self._exporters = {name: make() for name, make in EXPORTERS.items()}
+        self._process = secrets.token_hex(8)
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="export")
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -62,6 +69,14 @@ class JobExports(DeliveryRounds[ExportTimes]):
             limit.is_stopping.set()
         await super().stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        for name, exporter in self._exporters.items():
+            exporter.close()
+            if exporter.holds_runs:
+                with suppress(StoreUnavailable):  # then its time runs out
+                    self._store.exports.leave_seat(name, self._process)
 
     async def _round(self) -> bool:
         """Take as many as there are free threads; a target that does not answer holds up no other export."""
@@ -86,8 +101,11 @@ class JobExports(DeliveryRounds[ExportTimes]):
             job = self._store.jobs.get(due.job_id)
         except NotFound:
             return self._store.exports.over(due, None)
-        if due.target not in EXPORTERS:
+        if (exporter := self._exporters.get(due.target)) is None:
             return self._store.exports.over(due, None)
+        seat_s = self._times.seat_s
+        if exporter.holds_runs and not self._store.exports.hold_seat(due.target, self._process, seat_s):
+            return self._store.exports.put_back(due, self._times.elsewhere_s)
         is_live = due.is_live or job.state not in TERMINAL  # it was retried meanwhile
         limit = Limit(self._times.live_longest_s if is_live else self._times.longest_s)
         self._under_way.add(limit)
@@ -100,7 +118,7 @@ class JobExports(DeliveryRounds[ExportTimes]):
             self._under_way.discard(limit)
 
     def _tell(self, due: DueExport, job: Job, server: ExportServer | None) -> None:
-        exporter, told = EXPORTERS[due.target], ExportedJob(job, self._store, self._settings.layout)
+        exporter, told = self._exporters[due.target], ExportedJob(job, self._store, self._settings.layout)
         sent = None if due.sent is None else Sent.parse(due.sent)
         if due.is_live:
             pause = self._times.follow_s if job.state in ACTIVE else self._times.idle_s
@@ -113,7 +131,7 @@ class JobExports(DeliveryRounds[ExportTimes]):
     def _server(self, job: Job, target: str, limit: Limit) -> Iterator[ExportServer | None]:
         """Yield the server of the target's URL, ``None`` if it has none."""
         url = job.spec.get("export", {}).get(target)
-        if not isinstance(url, str):
+        if not isinstance(url, str) or url == OFFLINE:
             yield None
             return
         own = getattr(self._settings.store_limits.exports, target)

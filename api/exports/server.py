@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx2
 
-from api.deliveries import DEFAULT_PORTS, WebhookAddress, vetted
+from api.deliveries import WebhookAddress, token_for, vetted
 from service.jobs.settings import Network
 
 _ANSWER_S = 30.0
@@ -84,9 +84,10 @@ class ExportServer:
     ) -> Answer:
         """Send one request to ``path`` below the server's URL. Raises :class:`ExportFailed` when there is no time."""
         self.limit.check()
-        own = {"host": self.address.authority, "user-agent": "Trivet", **(headers or {})}
+        own = {"host": self.address.authority, "user-agent": "Trivet"}
         if self.token is not None:
             own["authorization"] = f"Bearer {self.token}"
+        own |= headers or {}
         base = self.address.url + urlsplit(self.url).path.rstrip("/")
         request = self.client.build_request(
             method,
@@ -123,19 +124,3 @@ def connect(url: str, allowed: Sequence[Network], tokens: Mapping[str, str], lim
     address = asyncio.run(vetted(url, allowed))
     client = httpx2.Client(trust_env=False, follow_redirects=False, timeout=_ANSWER_S)
     return ExportServer(url, address, client, limit, token_for(url, tokens))
-
-
-def token_for(url: str, tokens: Mapping[str, str]) -> str | None:
-    """Return the token of the longest URL that ``url`` is, or lies below: of the same scheme, host and port."""
-    server, path = _place(url)
-    if any(part in (".", "..") for part in unquote(path).replace("\\", "/").split("/")):
-        return None
-    fitting = [each for each in tokens if _place(each)[0] == server and f"{path}/".startswith(f"{_place(each)[1]}/")]
-    return tokens[max(fitting, key=len)] if fitting else None
-
-
-def _place(url: str) -> tuple[tuple[str, str, int], str]:
-    """Return a URL's server, and its path without a slash at the end."""
-    parts = urlsplit(url)
-    port = parts.port or DEFAULT_PORTS[parts.scheme]
-    return (parts.scheme, parts.hostname or "", port), parts.path.rstrip("/")

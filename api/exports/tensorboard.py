@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from api.exports.base import ExportedJob, RunGoneError
+from api.exports.base import ExportedJob, Exporter, RunGoneError
 from api.exports.server import ExportServer
 from api.routes.metrics import Points
 from service.jobs.files import atomic_draft
@@ -26,7 +26,7 @@ _STRING = 7
 """DT_STRING of tensorflow/core/framework/types.proto."""
 
 
-class TensorBoardExporter:
+class TensorBoardExporter(Exporter):
     """Writes a folder for each job: metrics and results as scalars, spec and facts as text."""
 
     def begin(self, told: ExportedJob, server: ExportServer | None) -> str:

@@ -61,6 +61,8 @@ class DataLayout:
     """The file that is locked while the content of an upload is added or removed."""
     tensorboard = Below("tensorboard")
     """The folder of event files for TensorBoard, with a folder for each job that is exported there."""
+    wandb = Below("wandb")
+    """The folder of offline runs for Weights & Biases, with a folder for each job that is exported there."""
     audit = Below("audit")
     """The folder of the older part of the audit log."""
     cache = Below("cache")

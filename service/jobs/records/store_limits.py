@@ -96,12 +96,14 @@ class StoreLimits:
     export_mlflow: str | None = None
     export_tensorboard: bool | None = None
     export_otlp: str | None = None
+    export_wandb: str | None = None
     """Export targets of jobs whose specs name none, see :attr:`exports`."""
 
     @cached_property
     def exports(self) -> ExportTargets:
         """Return the export targets of jobs whose specs name none."""
-        return ExportTargets(mlflow=self.export_mlflow, tensorboard=self.export_tensorboard, otlp=self.export_otlp)
+        given = {name: getattr(self, f"export_{name}") for name in ExportTargets.model_fields}
+        return ExportTargets.model_validate(given)
 
     @property
     def longest_overtaken_s(self) -> float:

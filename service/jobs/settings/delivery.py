@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from service.jobs.settings.words import Addresses, Network, entries, networks
-from service.jobs.spec.common import leads_to_a_server
+from service.jobs.spec.common import OFFLINE, leads_to_a_server
 
 
 class DeliverySettings(BaseModel):
@@ -39,10 +39,13 @@ class DeliverySettings(BaseModel):
         None, description="whether to write TensorBoard event files for jobs whose specs do not say"
     )
     export_otlp: str | None = Field(None, description="OpenTelemetry collector for jobs whose specs name none")
+    export_wandb: str | None = Field(
+        None, description="Weights & Biases server, or `offline`, for jobs whose specs name none"
+    )
     export_tokens: SecretStr | None = Field(
         None,
-        description="`URL=token`, by comma: bearer tokens for the servers of exports, sent to that scheme, host and "
-        "port, and to no path but the URL's and those below it",
+        description="`URL=token`, by comma: bearer tokens, and keys of Weights & Biases, for the servers of exports, "
+        "sent to that scheme, host and port, and to no path but the URL's and those below it",
     )
     export_retry_hours: float = Field(
         24.0, gt=0, le=24 * 30, description="hours for which the export of an ended job is tried again"
@@ -76,15 +79,22 @@ class DeliverySettings(BaseModel):
 
     @model_validator(mode="after")
     def _exports_lead_to_servers(self) -> Self:
-        for name in ("export_mlflow", "export_otlp"):
+        for name in ("export_mlflow", "export_otlp", "export_wandb"):
             url = getattr(self, name)
-            if url is not None and not leads_to_a_server(url):
+            if url is not None and not leads_to_a_server(url) and (name, url) != ("export_wandb", OFFLINE):
                 raise ValueError(f"{name} is no URL of a server, without user, password, query and fragment")
         expected = "expected URL=token, by comma, such as https://mlflow.example.com=TOKEN"
         if any("=" not in entry for entry in entries(self._tokens)):
             raise ValueError(f"export_tokens has an entry without `=`; {expected}")
         if unclear := [url for url in self.bearer_tokens if not leads_to_a_server(url)]:
             raise ValueError(f"export_tokens names {unclear[0]!r}, which is no URL of a server; {expected}")
+        return self
+
+    @model_validator(mode="after")
+    def _wandb_has_a_key(self) -> Self:
+        url = self.export_wandb
+        if url not in (None, OFFLINE) and url not in self.bearer_tokens:
+            raise ValueError(f"export_wandb has no key; expected {url}=KEY in export_tokens")
         return self
 
     @property

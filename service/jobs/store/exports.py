@@ -16,7 +16,7 @@ import orjson
 from service.jobs.records.store_limits import StoreLimits
 from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
-from service.jobs.store.keyspace import EXPORTS_DUE
+from service.jobs.store.keyspace import EXPORT_SEAT, EXPORTS_DUE
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,23 @@ class Exports:
         """
         state = {"attempts": due.attempts + 1, "first_at": first_at, "sent": due.sent if due.is_live else None}
         self._note(due, state, max(1, round(after_s * 1000)), line)
+
+    def put_back(self, due: DueExport, after_s: float) -> None:
+        """Let an export be due again after some seconds, as it was: another process makes it."""
+        state = {"attempts": due.attempts, "first_at": due.first_at, "sent": due.sent}
+        self._note(due, state, max(1, round(after_s * 1000)), None)
+
+    def hold_seat(self, target: str, process: str, hold_s: float) -> bool:
+        """Return whether a process is the one that makes a target's exports, as it then stays for some seconds."""
+        key, hold_ms = EXPORT_SEAT(target), round(hold_s * 1000)
+        if self.client.call("SET", key, process, "NX", "PX", hold_ms):
+            return True
+        return self.client.call("GET", key) == process and bool(self.client.call("PEXPIRE", key, hold_ms))
+
+    def leave_seat(self, target: str, process: str) -> None:
+        """Let another process make a target's exports, if this one does."""
+        if self.client.call("GET", EXPORT_SEAT(target)) == process:
+            self.client.call("DEL", EXPORT_SEAT(target))
 
     def _note(self, due: DueExport, state: dict[str, Any], again_ms: int, line: str | None) -> None:
         event: dict[str, Any] = {"type": "log", "time": time.time(), "rank": None, "stream": "service", "line": line}

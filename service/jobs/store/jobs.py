@@ -295,6 +295,7 @@ class Jobs:
             if JOB_ID.fullmatch(gone):  # a host can add any text to the jobs of a sweep
                 self.artifacts.remove(gone)
                 remove_tree(self.data.tensorboard / gone)
+                remove_tree(self.data.wandb / gone)
 
     def check_deletion(self, job_id: str) -> None:
         """Raise what :meth:`delete` would raise now; change nothing."""

@@ -145,6 +145,7 @@ WEBHOOKS_FAILING = Key(
     "webhooks_failing", "webhook:failing", "HASH: webhook → since when all its deliveries fail, in ms"
 )
 EXPORTS_DUE = Key("exports_due", "exports:due", "ZSET: job:target → when to export an ended job there (again) in ms")
+EXPORT_SEAT = Key("export_seat", "exports:seat:{}", "STRING: the process that makes a target's exports", "expires")
 READY = Key("ready", "ready:{}", "STRING: a readiness probe's value", "expires")
 FILES = Key("files", "files", "HASH: id → JSON of an uploaded file, as before there were projects")
 UPLOADS = Key("uploads", "project:{}:uploads", "HASH: file → JSON of what the project uploaded")

@@ -18,7 +18,14 @@ from service.jobs.spec.common.base import (
 from service.jobs.spec.common.halving import Halving
 from service.jobs.spec.common.launcher_names import LAUNCHER_NAME, LOCAL, PendingLaunch, launchers, unknown_launcher
 from service.jobs.spec.common.median_rule import MedianRule
-from service.jobs.spec.common.notify import ExportTargets, NotifySpec, WebhookFormat, check_receiver, leads_to_a_server
+from service.jobs.spec.common.notify import (
+    OFFLINE,
+    ExportTargets,
+    NotifySpec,
+    WebhookFormat,
+    check_receiver,
+    leads_to_a_server,
+)
 from service.jobs.spec.common.states import ACTIVE, MOVES, STATES, TERMINAL, JobState
 from service.jobs.spec.common.stopping import AnyRule
 from service.jobs.spec.common.stopping_plan import Standing, StoppedJob, judge
@@ -36,6 +43,7 @@ __all__ = [
     "LOCAL",
     "MOST_FOLLOWED",
     "MOVES",
+    "OFFLINE",
     "PARALLEL_DIMENSIONS",
     "STATES",
     "TERMINAL",

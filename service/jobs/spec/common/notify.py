@@ -149,6 +149,8 @@ def check_url(url: str) -> None:
 
 
 _LONGEST_URL = 2000
+OFFLINE = "offline"
+"""In place of a URL of Weights & Biases: runs are kept in files."""
 _EXPECTED = "an https:// URL with a host, and without user, password, query and fragment"
 
 
@@ -166,13 +168,21 @@ class ExportTargets(Strict):
         max_length=_LONGEST_URL,
         description="URL of an OpenTelemetry collector, which gets metrics and a log record by OTLP over HTTP",
     )
+    wandb: str | None = Field(
+        None,
+        max_length=_LONGEST_URL,
+        exclude_if=lambda url: url is None,  # a worker of an older version does not know the field
+        description="URL of a Weights & Biases server, such as https://api.wandb.ai, which gets a run; or `offline`: "
+        "a run in the folder `wandb` of the service's data",
+    )
 
     @model_validator(mode="after")
     def _urls_lead_to_servers(self) -> Self:
-        for name in ("mlflow", "otlp"):
+        for name in ("mlflow", "otlp", "wandb"):
             url = getattr(self, name)
-            if url is not None and not leads_to_a_server(url):
-                raise disagreement(name, "not a URL that a job can be exported to", url, _EXPECTED)
+            if url is not None and not leads_to_a_server(url) and (name, url) != ("wandb", OFFLINE):
+                expected = f"{_EXPECTED}, or `{OFFLINE}`" if name == "wandb" else _EXPECTED
+                raise disagreement(name, "not a URL that a job can be exported to", url, expected)
         return self
 
     def chosen(self) -> tuple[str, ...]:
