@@ -45,7 +45,10 @@ class AffineForm:
 
 
 def affine_forward(network: Network, box: Interval, options: BoundOptions) -> Pass:
-    """Return a pass with all intervals and relaxations of a network that is not divided over ranks."""
+    """Return a pass with the intervals of every node and the relaxations of all non-linear ones.
+
+    The network is not divided over ranks.
+    """
     first = network.graph.input.name
     intervals, relaxations = {first: box}, dict[str, Relaxed]()
     backward = Pass(network, intervals, relaxations)
@@ -170,7 +173,10 @@ def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interva
 
 
 def _tightened_by_rows(backward: Pass, node: Node, options: BoundOptions) -> Interval:
-    """Return a node's input bounds, met with those of up to ``MOST_ROWS`` rows for entries open in any instance."""
+    """Return the bounds of a node's input, met with rows of a backward pass for entries open in some instance.
+
+    With more than ``MOST_ROWS`` of them the bounds stay as they are.
+    """
     network, name = backward.network, node.inputs[0]
     before = backward.intervals[name]
     known = [backward.intervals[each] for each in node.inputs]

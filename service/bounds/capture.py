@@ -91,7 +91,10 @@ def local_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def trace(module: nn.Module, input_shape: Sequence[int]) -> Trace:
-    """Trace ``module`` for inputs ``(batch, *input_shape)``. :class:`UnsupportedModelError` if any batch size fails."""
+    """Trace ``module`` in evaluation mode, for inputs ``(batch, *input_shape)`` of the parameters' dtype.
+
+    Raises :class:`UnsupportedModelError` when it cannot be traced with a batch of any size.
+    """
     state = {name: tensor.detach() for name, tensor in local_state(module).items()}
     # A shared module keeps the tracer's tensors: torch restores only what it found on its last path.
     held = [(each, each.training, dict(each._parameters), dict(each._buffers)) for each in module.modules()]

@@ -50,7 +50,9 @@ Numbers = Sequence[Any]
 
 @torch.no_grad()
 def exact_outputs(network: Network, x: Tensor, deadline: float = inf) -> Values | None:
-    """Return the outputs at ``x``; ``None`` after ``deadline``, and for a large, divided or other network."""
+    """Return the outputs at ``x`` ``(features,)``; ``None`` for a network that is large, divided, or has other
+    operators, and after ``deadline`` (``time.monotonic``).
+    """
     try:
         return exact_values(network, [Fraction(each) for each in x.double().tolist()], x, MOST_TERMS, deadline)
     except OutOfTimeError:

@@ -192,7 +192,10 @@ class GraphBuilder:
         return Ref(fx.name)
 
     def _add_canonical(self, node: Node) -> None:
-        """Give products of two values, squares and quotients their own names; a collective in place is its result."""
+        """Give products of two values their own names, write a square as a power, and a quotient as a product.
+
+        A collective that wrote its result in place is the result.
+        """
         node = self._renamed(node)
         own, other = node.arguments.get("self"), node.arguments.get("other")
         if node.operator == "aten.maximum.default":

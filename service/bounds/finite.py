@@ -48,7 +48,9 @@ nodes stand for may compute in another way, and is certain only for the latter.
 SCALE = 2.0**30
 """The error of a function in float32, here and in the file, over that in float64."""
 BEYOND, LEAST_SHARE = 2.0**-20, 2.0**-100
-"""By what share a float32 function may exceed its limit; shares of a softmax below the other number may be 0."""
+"""A share of its limit by which a function computed in float32 may exceed it; shares of a softmax below the other
+number may be 0.
+"""
 _MOVING = (ExactOperator, Concatenate, Expand, Pad, Select, Slice, Where)
 _ROUNDED_ONCE = (Addition, Multiple, Product, PiecewiseActivation)
 _BY_STEPS = (Floor, Maximum, UndecidedWhere)
@@ -307,7 +309,9 @@ def _domain(node: Node) -> Callable[[Interval], Tensor] | None:
 
 
 def _is_infinity(bounds: Interval) -> Tensor:
-    """Return the entries, bool, that are certainly infinite, such as a mask's: an end alone may just be large."""
+    """Return the entries, bool, that are certainly infinite, such as those of a mask. Intervals keep the largest
+    number for the end of an infinity that is nearer to 0.
+    """
     largest = torch.finfo(bounds.lower.dtype).max
     return (bounds.lower >= largest) | (bounds.upper <= -largest)
 
@@ -337,7 +341,9 @@ def _replaced(nodes: Mapping[str, Node], node: Node) -> str | None:
 
 
 def _find_test(nodes: Mapping[str, Node], condition: Node) -> Node | None:
-    """Return the test whose answer alone is a condition: itself, or ½ less than a choice of 1 or 0 by it."""
+    """Return the test whose answer alone is a condition: itself, or half of 1 less than a choice of 1 for yes and 0
+    for no.
+    """
     if condition.operator in TESTS:
         return condition
     node = condition

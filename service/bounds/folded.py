@@ -67,7 +67,10 @@ class FoldedNetwork:
 
 
 def fold(network: Network, like: Tensor) -> FoldedNetwork | None:
-    """Fold a network like ``like``; ``None`` if matrices would be large, or the network is divided over ranks."""
+    """Fold a network, in the dtype and on the device of ``like``.
+
+    Return ``None`` if the matrices would be large, or the network is divided over ranks.
+    """
     if network.tp_group.axis.size > 1:
         return None
     nodes = network.nonlinear

@@ -77,7 +77,9 @@ class LayerArithmetic(ABC):
 
     @abstractmethod
     def wanted_rows(self, node: Node, index: int) -> tuple[Tensor, Tensor]:
-        """Return the input entries that matter, bool ``(batch, n)``, and those with rows, ``(batch or 1, rows)``."""
+        """Return which entries of an input matter, bool ``(batch, n)``, and the entries that get rows, ``(batch or 1,
+        rows)``.
+        """
 
     @abstractmethod
     def bounds_of_entries(self, name: str, index: Tensor) -> Interval:
@@ -140,6 +142,10 @@ def with_rows(before: Interval, wanted: Tensor, index: Tensor, rows: Interval, *
 
 
 def values_of_a_ball(network: Network, box: Interval) -> frozenset[str]:
-    """Return the values that a linear pass bounds tighter over a ball: those the first non-linear node reads."""
+    """Return the values for which a linear pass is tighter over a ball of inputs than over the box around it: those
+    that the first non-linear node reads.
+
+    There are none if the input is a box.
+    """
     is_ball = bool(network.nonlinear) and not box.exact_layers
     return frozenset(network.nonlinear[0].inputs) - {network.graph.input.name} if is_ball else frozenset()

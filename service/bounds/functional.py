@@ -229,7 +229,9 @@ def _stand_in(*arguments: Any, **named: Any) -> Any:
 
 @contextmanager
 def recognised() -> Iterator[None]:
-    """Let torch's collectives leave operators with rules in a trace, within; without a started group do nothing."""
+    """While this holds, torch's collectives leave operators with rules in a trace. Without a started group it changes
+    nothing.
+    """
     started = dist.is_available() and dist.is_initialized()
     theirs: dict[str, FunctionType] = {}
     for where, (module, rules) in _modules().items() if started else ():

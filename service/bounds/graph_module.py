@@ -45,7 +45,9 @@ _OWN: Mapping[str, Callable[..., Tensor]] = {
 
 
 class ExecutableGraph(nn.Module):
-    """``(batch, *input shape)`` to ``(batch, *output shape)``, differentiable, in its constants' type (buffers)."""
+    """``(batch, *shape of the input)`` to ``(batch, *shape of the output)``, differentiable, in the type of its
+    constants, which are buffers.
+    """
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()

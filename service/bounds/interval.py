@@ -88,15 +88,22 @@ class Interval:
         return torch.minimum(torch.maximum(values, self.lower), self.upper)
 
     def minimiser(self, coefficients: Tensor) -> Tensor:
-        """Return values ``(batch, *shape)`` where ``coefficients · v`` is least; the middle of those left open."""
+        """Return the values ``(batch, *shape)`` of the set at which ``coefficients · v`` is least; the middle of those
+        that a coefficient of 0 leaves open.
+        """
         return torch.where(coefficients > 0, self.lower, torch.where(coefficients < 0, self.upper, self.centre))
 
     def descended(self, values: Tensor, gradient: Tensor, share: Tensor | float) -> Tensor:
-        """Return values ``(batch, *shape)`` after the steepest step down a gradient, by a ``share`` of the width."""
+        """Return values ``(batch, *shape)`` of the set after the step down a function of this gradient that is steepest
+        for its length, a ``share`` of the set's width.
+        """
         return self.nearest(values - share * (self.minimiser(-gradient) - self.minimiser(gradient)))
 
     def least(self, coefficients: Tensor) -> Tensor:
-        """Return the least value ``(batch, rows)`` of ``(batch or 1, rows, *shape)`` coefficients times the set."""
+        """Return the least value of ``coefficients · v`` over the set, ``(batch, rows)``.
+
+        ``coefficients`` is ``(batch or 1, rows, *shape)``.
+        """
         if self.lower.requires_grad or self.upper.requires_grad:
             return fused.least(by_row(coefficients), by_instance(self.centre), by_instance(self.radius))
         return fused.least(by_row(coefficients), *self._middle)
@@ -108,7 +115,9 @@ class Interval:
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:
-        """Return ``centre ± radius``, with NaN where the centre is infinite: an overflowed sum has an unknown sign."""
+        """Return ``centre ± radius``, with NaN where the centre, which may be a sum, is infinite: after an
+        early overflow its sign is unknown.
+        """
         radius = torch.add(radius, centre, alpha=0)
         return Interval(centre - radius, centre + radius)
 
@@ -138,7 +147,9 @@ class Interval:
 
 
 def sum_above(values: Tensor, more: float) -> Tensor:
-    """Return ``values + more`` of float64 numbers, rounded up; the sum's error is known (Knuth, 1998, 4.2.2)."""
+    """Return ``values + more`` of float64 numbers, rounded up: the sum's own error is known (Knuth, 1998, section
+    4.2.2).
+    """
     total = values + more
     back = total - values
     error = (values - (total - back)) + (more - back)

@@ -49,7 +49,9 @@ def trees_of(network: Network) -> dict[str, Tree]:
 
 
 def _tree(network: Network, last: Node) -> Tree | None:
-    """Return a maximum's tree: back to no comparison, or one of two users, whose coefficients may differ in sign."""
+    """Return the tree of a maximum: back to a node that is no comparison, or to a comparison with two users,
+    whose coefficients may differ in sign.
+    """
     nodes, uses = list[Node](), {last.name: torch.ones(1, 1, *last.shape)}
     for node in network.graph.nodes[network.position[last.name] :: -1]:
         if node.name not in uses:
@@ -136,7 +138,9 @@ class _SharesOfEntries:
 
 
 def leap_over(network: Network, tree: Tree, relaxations: Mapping[str, Relaxed]) -> Leap | None:
-    """Return the step through a tree of relaxed maxima; ``None`` if lines of one differ among rows or are infinite."""
+    """Return the step through a tree whose maxima are relaxed; ``None`` if the lines of one differ among rows
+    or are not finite.
+    """
     relaxed = {name: relaxations[name] for name in tree.maxima}
     lines = {name: each.lines for name, each in relaxed.items() if isinstance(each, LinesOfDifference)}
     plain = {name: each for name, each in lines.items() if isinstance(each, Relaxation)}

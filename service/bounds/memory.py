@@ -46,7 +46,9 @@ class SystemMeter(MemoryMeter):
         return int(psutil.Process().memory_info().rss)
 
     def free(self, device: torch.device) -> int:
-        """Return free bytes: of a CUDA device with torch's unused reserve, of the host within its control groups."""
+        """Return free bytes: of a CUDA device including torch's unused reserve, of the host within control groups and
+        limits.
+        """
         if device.type == "cuda":
             unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             return int(torch.cuda.mem_get_info(device)[0] + unused)
@@ -180,7 +182,9 @@ def halving(size: int, run: Callable[[int], T], device: torch.device, *, alone: 
 def in_parts(
     total: int, at_once: int, run: Callable[[slice], T], device: torch.device, *, alone: bool = True
 ) -> list[T]:
-    """Call ``run`` for slices of ``range(total)``, ``at_once`` entries each, fewer once memory runs out."""
+    """Call ``run`` for slices of ``range(total)`` with ``at_once`` entries each, fewer once memory runs out,
+    like :func:`halving`.
+    """
     found: list[T] = []
     done, size = 0, at_once
     while done < total:
@@ -235,7 +239,9 @@ def _group_rooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/
 
 
 def _room(folder: Path, limit: str, used: str) -> list[int]:
-    """Return the bytes left in a group, none without a limit; unused file pages count: they are dropped."""
+    """Return the bytes left in a group; nothing without a limit. Unused pages of files count, since the system
+    drops them before it ends a process.
+    """
     (most, *_), (now, *_) = _lines(folder / limit) or [""], _lines(folder / used) or [""]
     if not most.isdecimal() or not now.isdecimal():
         return []

@@ -118,11 +118,15 @@ class Before(Protocol):
         """Return rigorous lower bounds through the relaxations of the last ascent."""
 
     def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
-        """Return rigorous planes below the rows: slopes ``(batch, rows, features)``, constants ``(batch, rows)``."""
+        """Return rigorous affine functions of the model's input below the rows: coefficients ``(batch, rows,
+        features)`` and constants ``(batch, rows)``.
+        """
 
 
 class OptimisedBefore(Protocol):
-    """Stages before a network being optimised: bounds are differentiable in rows, and gradients step them."""
+    """Stages before a network whose relaxations are being optimised: bounds are differentiable in the rows, and each
+    gradient is a step of the stages' parameters.
+    """
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         """Return lower bounds ``(batch, rows)``, as those of :class:`Before`."""
@@ -133,7 +137,10 @@ class OptimisedBefore(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A checked graph, its values' placement, and its ranks; ``before`` bounds an input that is not the model's."""
+    """A checked graph with the placement of its values and the ranks that share it.
+
+    ``before`` bounds the input where it is not the model's.
+    """
 
     graph: Graph
     placements: Mapping[str, Placement]
@@ -248,7 +255,9 @@ class Network:
         return not self.is_own(node.name) and any(self.is_own(name) for name in node.inputs)
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
-        """Return bounds of a replicated value, equal to the last bit on all ranks: they choose relaxations."""
+        """Return bounds of a replicated value, equal to the last bit on all ranks: since comparisons of them
+        choose relaxations.
+        """
         if self.is_own(name) or self.tp_group.axis.size == 1:
             return bounds
         lower, upper = self.tp_group.agree(torch.stack([bounds.lower, bounds.upper])).unbind()

@@ -184,7 +184,10 @@ class _ChosenRelaxation(Relaxed):
 
 
 class SlopeOptimiser:
-    """A pass back from ``start``, whose relaxations' parameters, and previous stages', step after each gradient."""
+    """A pass back from ``start`` through relaxations whose parameters take a step after each gradient.
+
+    If previous stages have parameters, these take the same step.
+    """
 
     def __init__(self, families: Families, start: str, ascent: Ascent) -> None:
         network = families.backward.network
@@ -233,7 +236,9 @@ class SlopeOptimiser:
                 self._keep_equal(name, parameter)
 
     def _keep_equal(self, name: str, parameter: Tensor) -> None:
-        """Keep replicas equal: if they drifted apart, ranks would add parts of different sums, which bound nothing."""
+        """Keep replicas equal: if they drifted apart, every rank would have a summand of another sum, and their
+        sum would be no bound at all.
+        """
         if self._is_replicated(name):
             parameter.copy_(self.network.tp_group.agree(parameter))
 
@@ -285,7 +290,11 @@ class RowOptimiser(SlopeOptimiser):
         return self.best.clone()
 
     def _ascend_while_it_pays(self) -> None:
-        """Run iterations until all rows are settled, each by itself, and on all tensor-parallel ranks together."""
+        """Run iterations until all rows are settled, each by itself: the other rows of a part do not change a row's
+        bound.
+
+        Tensor-parallel ranks stop together: each pass needs all of them.
+        """
         most, done = self.ascent.iterations, min(1, self.ascent.iterations)
         self.repeat.run(self._ascend, done)
         # The first pass is needed whatever it gains: it makes the parameters, and tells whether there are any.
@@ -307,7 +316,9 @@ class RowOptimiser(SlopeOptimiser):
         return self.anchor is None and time.monotonic() > self.ascent.deadline
 
     def _is_little(self, first: Tensor, before: Tensor, now: Tensor) -> Tensor:
-        """Return the bounds that gained too little in the last iterations, or in all; never those of infinite width."""
+        """Return the bounds that gained too little in the last iterations, or in all of them; never those of a width
+        that was infinite.
+        """
         latest, total = before - now, first - now
         is_little = (latest <= self.ascent.least_share * total) | (total <= self.ascent.least_gain * first)
         return is_little & first.isfinite()

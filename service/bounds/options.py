@@ -48,7 +48,10 @@ class BoundOptions:
         return self.progress.deadline if isinstance(self.progress, TimeLimit) else inf
 
     def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> BoundOptions:
-        """Return what fits on all ranks' devices, the ``least``. :class:`~.memory.MemoryShortageError` if none."""
+        """Return fewer elements if a device has little memory left, on all ranks the ``least`` that fits on any.
+
+        Raises :class:`~service.bounds.memory.MemoryShortageError`.
+        """
         if self.is_planned:
             return self
         elements = self.memory.plan(device, BYTES_FOR_AN_ELEMENT, self.elements, least=least)
@@ -59,7 +62,10 @@ class BoundOptions:
         return replace(self, elements=min(self.elements, max(USUAL, total // 3)))
 
     def optimising(self, total: int) -> BoundOptions:
-        """Return the options for ``total`` elements with gradients: small parts stay in caches, but cost launches."""
+        """Return the options for ``total`` elements with gradients, which keep several tensors of each layer.
+
+        Small parts stay in the device's cache, but too many of them cost launches.
+        """
         return replace(self, elements=max(1, self.elements // 32, min(self.elements // 8, total // 8)))
 
 
@@ -68,7 +74,9 @@ USUAL = 2**24
 LITTLE = 2**29
 """Bytes for which the device's free memory is not asked."""
 BYTES_FOR_AN_ELEMENT = 256
-"""Bytes per element of the largest coefficients, in all tensors of a pass through a deep network with gradient."""
+"""Bytes for an element of the largest coefficient tensor, in all tensors that a pass through a deep network
+holds at once, with its gradient.
+"""
 
 
 def affordable(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:

@@ -37,7 +37,10 @@ _AFTER = {Crossing.ENTER: Placement.OWN, Crossing.LEAVE: Placement.REPLICATED, C
 
 
 def place(graph: Graph) -> Mapping[str, Placement]:
-    """Return the placement of a whole model's nodes, replicated at both ends. Raises as :func:`place_part`."""
+    """Return the placement of every node of a whole model, which is replicated at both ends.
+
+    Raises :class:`UnsupportedModelError`, see :func:`place_part`.
+    """
     placements = place_part(graph, Placement.REPLICATED)
     if placements[graph.output.name] is Placement.OWN:
         raise UnsupportedModelError(
@@ -145,7 +148,9 @@ def _differing(nodes: Sequence[Node], tp_group: RankGroup) -> Set[str]:
 
 
 def _plain(node: Node) -> list[Tensor]:
-    """Return arguments that do not depend on the input; devices and groups differ by rank, and are left out."""
+    """Return the arguments that do not depend on the input: tensors, and a number for the rest. Devices and
+    groups are left out: they differ by rank.
+    """
     rest: list[Any] = [node.operator, node.shape]
     tensors: list[Tensor] = []
     for name, value in node.arguments.items():

@@ -261,7 +261,9 @@ def _softmax(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) ->
 
 
 def _normalised(nodes: Mapping[str, Node], node: Node, whole: str, inverse: str) -> Range | None:
-    """Return the range of ``x / √(c Σ x² + ε)``: at most ``1/√c``; with ε = 0 it has no value if all x are 0."""
+    """Return the range of ``x / √(c Σ x² + ε)``, at most ``1/√c``, and less if the values add up to 0; with ε = 0
+    it has no value if all x are 0.
+    """
     if nodes[inverse].operator != RSQRT or node.shape != nodes[whole].shape:
         return None
     sized, exists = nodes[nodes[inverse].inputs[0]], False

@@ -64,7 +64,9 @@ class PatchFamily(Protocol):
     """A family that also exists for the entries in patches of its operator."""
 
     def shown(self, patches: Patches) -> Family:
-        """Return the family of patches: ``start`` is ``(batch, rows, *patch)``, members take the patches' values."""
+        """Return the family of the patches: ``start`` is then ``(batch, rows, *shape of a patch)``, and members take
+        the patches' values.
+        """
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,9 @@ TINY = 2.0**-1022
 
 
 def gamma(roundings: int) -> float:
-    """Return ``n u / (1 − n u)``, the relative error of ``n`` roundings, doubled to cover its own rounding."""
+    """Return ``n u / (1 − n u)``: the relative error after ``n`` roundings, doubled, which covers the error's own
+    rounding.
+    """
     if roundings >= 2**40:
         raise ValueError(f"{roundings} roundings in a row cannot be bounded; at most 2^40 can")
     return 2 * roundings * UNIT / (1 - roundings * UNIT)

@@ -109,7 +109,9 @@ class Splits:
     at: Tensor
 
     def clipped(self, bounds: Interval) -> Interval:
-        """Return bounds ``(batch or 1, entries)`` of preactivations where the splits hold; ends cross if nowhere."""
+        """Return bounds ``(batch or 1, entries)`` of all preactivations on the set where the splits hold; ends
+        cross if that set is empty.
+        """
         batch = len(self.index)
         above = torch.where(self.sign > 0, self.at, -torch.inf)
         below = torch.where(self.sign < 0, self.at, torch.inf)
@@ -146,7 +148,10 @@ class Multipliers:
         return least.new_zeros(len(least), preactivations).scatter_add(1, preactivation, least)
 
     def ascent_direction(self, gradient: Tensor) -> Tensor:
-        """Return the direction of ascent from the coefficients' ``gradient``, past 0's kink; 0 if none gains."""
+        """Return the direction of ascent, from the coefficients' ``gradient`` alone: at 0 the bias has a kink.
+
+        0 if neither sign gains anything.
+        """
         up, down = gradient + self.held.lower, gradient + self.held.upper
         at_zero = torch.where(up > 0, up, torch.where(down < 0, down, torch.zeros_like(up)))
         return torch.where(self.values > 0, up, torch.where(self.values < 0, down, at_zero)).nan_to_num(0, 0, 0)

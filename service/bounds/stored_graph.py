@@ -49,7 +49,9 @@ def to_bytes(graph: Graph) -> bytes:
 
 
 def from_bytes(content: bytes) -> Graph:
-    """Return the graph of :func:`to_bytes`, on the CPU. Raises :class:`NotStorableError` if any byte has changed."""
+    """Return the graph of :func:`to_bytes`, with its constants on the CPU. Raises :class:`NotStorableError` if
+    any byte has changed.
+    """
     digest, stored = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     if hashlib.sha256(stored).digest() != digest:
         raise NotStorableError("these are not the bytes that were written")

@@ -1,4 +1,6 @@
-"""Reports what a check does: the run of each process, the time until all have ended, and results as they come."""
+"""Reports what a check does at any moment: the present run of each process, the time until all have ended, and each
+result as it comes.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ from service.compilation.run_seconds import RunSeconds
 from service.jobs.runtime import Stopwatch
 
 PREPARED, TAKES, DOES, BEGINS, CLIMBED = "prepared", "takes", "does", "begins", "climbed"
-"""A process's messages: its preparations, its rungs, the run that begins, that a rung begins, and its result."""
+"""The messages of a process: its preparations, the rungs that it climbs, the run that begins, that a rung begins, and
+its result.
+"""
 _POLL_S = 0.02
 
 

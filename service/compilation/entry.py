@@ -1,4 +1,6 @@
-"""Starts a compile check: forks processes before any import, as PyTorch's compilers may start CUDA."""
+"""Starts a compile-check job: forks its processes before it imports anything. An import of PyTorch's compilers
+may start CUDA, and a process forked after that cannot use it.
+"""
 
 from __future__ import annotations
 

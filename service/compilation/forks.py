@@ -153,7 +153,9 @@ def innermost(stacks: str) -> str:
 
 
 def can_fork() -> bool:
-    """Return whether forks may use a GPU: not if CUDA, which an import may start, has begun, or nothing tells."""
+    """Return whether forks of this process may use a GPU: CUDA, which an import may start, cannot be started
+    twice. They may not if that cannot be seen.
+    """
     try:
         entries = os.listdir("/proc/self/fd")  # noqa: PTH208 - names alone, before one of them is gone
     except OSError:

@@ -50,7 +50,9 @@ def fault_of_program(error: Exception) -> str:
 
 
 def describe(error: Exception) -> str:
-    """Return the class, the message's first line, and the last place outside of packages and the instruments."""
+    """Return the class, the first line of the message, and the last place outside of installed packages and of the
+    instruments.
+    """
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

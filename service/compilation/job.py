@@ -1,4 +1,6 @@
-"""Runs the compile check: builds the program, climbs, investigates failures, proves the detectors, publishes."""
+"""Runs the compile-check job: builds the program, climbs the ladder, investigates failures, proves the
+detectors, publishes.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ def _climb_here(
 def _climb_apart(
     spec: CompileSpec, context: RunContext, rungs: tuple[Rung, ...], share: TimeShare, forks: Forks
 ) -> Climb:
-    """Climb in processes, while another proves the detectors, and a thread checks whether the weights are whole."""
+    """Climb in processes of their own, while the detectors are proved in another, and a thread of this one finds out
+    whether the weights are whole.
+    """
     context.report.phase("preparing")
     context.report.log(_SELF_TEST)
     proving = forks.take(None)
@@ -139,7 +143,9 @@ def _climb_apart(
 
 @contextmanager
 def _weights_checked(spec: CompileSpec, context: RunContext) -> Iterator[Callable[[], None]]:
-    """Check the weights in a thread; yield what waits for that, and raises :class:`WeightsError` if damaged."""
+    """Check in a thread whether the model's weights are whole, and yield what waits for that and raises
+    :class:`WeightsError` if they are not; so does any error within.
+    """
     with ThreadPoolExecutor(1, "weights") as pool:
         whole = pool.submit(lambda: None if spec.model is None else check_whole(spec.model, context.data))
         try:
@@ -198,6 +204,9 @@ def _diagnose(
 
 
 def _count_completed(context: RunContext, results: list[Result]) -> Completion:
-    """Return how many rungs were judged or not reached for the program's sake; a stopped job lacks one or more."""
+    """Return how many rungs were judged, or not reached because of the program.
+
+    A job that was asked to stop lacks at least one: its self-test and diagnoses may be missing too.
+    """
     lacking = max(1, sum(result.verdict == "not_reached" for result in results)) if context.should_stop() else 0
     return Completion(done=len(results) - lacking, total=len(results), unit="rungs")

@@ -57,7 +57,10 @@ class _Seen:
 
 
 def judge_rung(observation: Observation) -> Result:
-    """Return a rung's result, equal on all ranks: not applicable if only limits of this rung are at fault."""
+    """Return the result of a rung, with the same verdict and findings on every rank.
+
+    It is not applicable if all its faults come from a limit of this rung alone, on every rank that has any.
+    """
     if observation.given_up:  # on all ranks or none
         return Result(observation.case, "timeout", (Finding("timeout", observation.given_up),))
     ranks: list[_Seen] = gather(_Seen.of(observation))
@@ -79,7 +82,9 @@ def judge_rehearsal(observation: Observation, case: RungCase, program: Program) 
 
 
 def _nothing_compared(ranks: Sequence[_Seen]) -> tuple[Finding, ...]:
-    """Return a finding if the ranks' agreement rests on no results, or no gradients: only all of them can tell."""
+    """Return a finding if the ranks' agreement rests on no results at all, or on none of the gradients. Some
+    ranks of a pipeline have no results, so no rank can tell alone.
+    """
     finite = frozenset[str]().union(*(each.finite for each in ranks))
     compared = frozenset[str]().union(*(each.compared for each in ranks))
     if any(each.error for each in ranks) or (finite & RESULTS and GRADIENT not in compared - finite):

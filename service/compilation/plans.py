@@ -29,7 +29,9 @@ _PROCESSES: tuple[dict[Phase, int], ...] = (
 )
 """Processes of each phase, the most first: each more starts and shares the device (8 layers of 512, one H200)."""
 _COPIES: dict[Phase, int] = {"train": 12, "inference": 5}
-"""How many times its size a program may need: to train, gradients, states of before, and all of it in float64."""
+"""How many times its size a program may need at once: in training with gradients, states of before, and all of it in
+float64.
+"""
 _CORES = 2
 """The cores of each process."""
 _UNCOMPILED, _VISIT, _INFERENCE = 3.5, 1.0, 0.4

@@ -53,7 +53,10 @@ def prepare_alone(spec: CompileSpec, context: RunContext, *, begins: bool = Fals
 
 
 def start_toolchain(toolchain: Toolchain, rungs: Sequence[Rung]) -> float | None:
-    """Return the seconds that code generation took to start, if needed. Raises :class:`HostFaultError` if it fails."""
+    """Return the seconds of the one-off start of code generation; ``None`` if no rung generates code.
+
+    Raises :class:`HostFaultError` if it does not start: no program can be the cause.
+    """
     if not any(rung.generates_code for rung in rungs):
         return None
     try:

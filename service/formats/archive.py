@@ -153,7 +153,10 @@ def is_archive(path: Path) -> bool:
 
 @contextmanager
 def opened(archive: Path, of: str) -> Iterator[list[ArchiveMember]]:
-    """Return all regular files; ``of`` names the expected ones. While open, errors become :class:`ArchiveError`."""
+    """Return all regular files; ``of`` names the expected ones, for a message.
+
+    While it is open, errors of a broken archive become :class:`ArchiveError`.
+    """
     try:
         with damage():
             if zipfile.is_zipfile(archive):

@@ -33,7 +33,9 @@ def contents_by_network(query: DeclaredQuery, given: Mapping[str | None, bytes])
 
 
 def join_declared(query: DeclaredQuery, contents: Sequence[bytes]) -> bytes:
-    """Return one file of all networks, which gives what the query compares of them. Raises :class:`MisfitError`."""
+    """Return one file of all networks, which gives their hidden values, and their inputs if the query compares these.
+    Raises :class:`MisfitError`.
+    """
     from service.formats.onnx import JoinedPart, OnnxError, join_networks  # noqa: PLC0415 - brings onnx, which others need not
 
     parts = [

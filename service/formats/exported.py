@@ -73,7 +73,10 @@ def refused(operator: str) -> str | None:
 
 
 def read_exported(path: Path) -> Exported:
-    """Return a file's header, checked: its calls are allowed, its references known. Raises :class:`ExportedError`."""
+    """Return what the header of a file says, checked: each call is allowed, each reference known before it is used.
+
+    Raises :class:`ExportedError`.
+    """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - who only reads specs does without it
 
     try:
@@ -129,7 +132,10 @@ def check_name(name: str) -> str:
 
 
 def resolve(value: Any, reference: Callable[[str], Any], named: Callable[[str], Any], device: Any) -> Any:
-    """Return a call's value with references, names and device in place. Raises :class:`ExportedError` for others."""
+    """Return a value of a call with its references, torch's names and the device in their places.
+
+    Raises :class:`ExportedError` for a value of another form.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):

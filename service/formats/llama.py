@@ -1,4 +1,6 @@
-"""Translates a Llama-style ``config.json`` to and from our transformer's, and refuses fields that we do not have."""
+"""Translates between a Llama-style ``config.json`` and our transformer's configuration, and refuses fields that we do
+not have.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +162,9 @@ def _within_window(config: TransformerConfig, values: Mapping[str, Any]) -> Tran
 
 
 def uploaded_config(archive: Path) -> TransformerConfig:
-    """Return an archive's configuration, which its tensors fit. Raises ``ValueError`` if a rank could not load it."""
+    """Return the configuration in an uploaded archive, and check that its tensors fit it. Raises ``ValueError`` if a
+    rank could not load it.
+    """
     content = read_text(archive, CONFIG)
     try:
         values = json.loads(content)
@@ -202,7 +206,9 @@ def _check_known(values: Mapping[str, Any]) -> None:
 
 
 def _rotary(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rotary settings, which newer files keep in ``rope_parameters``; :class:`LlamaError` if they differ."""
+    """Return the rotary settings, which newer files keep in ``rope_parameters``; raises :class:`LlamaError` where two
+    places say different things.
+    """
     newer, older = (_object(values, name) for name in ("rope_parameters", "rope_scaling"))
     if newer and older and newer != older:
         raise LlamaError(
@@ -225,7 +231,9 @@ def _form(rope: Mapping[str, Any]) -> Any:
 
 
 def _read_scaling(rope: Mapping[str, Any], original: Any, longest: Any) -> dict[str, Any] | None:
-    """Return our scaling; ``original`` is the length beside the settings, if any, ``longest`` the longest sequence."""
+    """Return our scaling; ``original`` is the length that stands beside the settings, if any, and ``longest`` the
+    longest sequence.
+    """
     form = _form(rope)
     own = _OF_ROPE | (set(SCALING.values()) if form == "llama3" else {_ORIGINAL})
     if foreign := sorted(name for name in rope if name not in own):

@@ -110,14 +110,18 @@ def weight_files(names: Collection[str], index: Callable[[], bytes]) -> dict[str
 
 
 def unwrapped(name: str) -> str:
-    """Return a tensor's name without prefixes of wrappers: DistributedDataParallel's, those of compiled modules."""
+    """Return the name of a tensor without the prefixes of wrappers: DistributedDataParallel's at the front,
+    those of compiled modules in their place.
+    """
     while name.startswith(_WRAPPERS):
         name = name.removeprefix(_WRAPPERS[0]).removeprefix(_WRAPPERS[1])
     return name.replace(f".{_WRAPPERS[1]}", ".")
 
 
 def read_shapes(archive: Path) -> dict[str, tuple[int, ...]]:
-    """Return all shapes by :func:`unwrapped` names, from the headers of weights. Raises :class:`ArchiveError`."""
+    """Return the shapes of all tensors by their :func:`unwrapped` names, from the headers of the files that hold the
+    weights. Raises :class:`ArchiveError`.
+    """
     found: dict[str, tuple[int, ...]] = {}
     with _checkpoint(archive) as members:
         files = weight_files(members, lambda: _read(members[INDEX]))

@@ -108,7 +108,10 @@ def cache_file(phase: str, name: str, rank: int) -> str:
 def apply_compile(
     module: nn.Module, backend: str | Callable[..., Any], mode: str | None = None
 ) -> tuple[nn.Module, ...]:
-    """Compile ``module`` in place, at its first calls; parameters keep their names. Returns the compiled modules."""
+    """Compile ``module`` in place with ``backend`` in ``mode``; names of parameters do not change.
+
+    Compilation itself happens at the first calls. Returns the compiled modules.
+    """
     units = compile_units(module)
     for unit in units:
         compile_unit(unit, backend, mode)
@@ -132,7 +135,9 @@ def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str |
 
 
 def _is_skipped(unit: nn.Module) -> bool:
-    """Return whether Dynamo would compile nothing of this call, as of a bare ``Sequential``: it skips ``torch.nn``."""
+    """Return whether Dynamo would compile no frame of this module's call, as for a bare ``Sequential``: it skips the
+    files of ``torch.nn`` itself.
+    """
     skips = internal("torch._dynamo.trace_rules.check")  # brings Dynamo, which only what compiles needs
     return bool(skips(unit.forward))
 
@@ -177,7 +182,9 @@ def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def compiles_blocks(model: nn.Module, *, sharded: bool) -> bool:
-    """Return which units are ``model.blocks``, given if FSDP2 shards them: then stages compile the model's graphs."""
+    """Return whether each unit is one of ``model.blocks``, given whether FSDP2 shards them: then a pipeline's stages
+    compile the same graphs as the whole model.
+    """
     blocks = getattr(model, "blocks", None)
     alike: bool = getattr(model, "blocks_alike", False)
     return isinstance(blocks, nn.ModuleDict) and len(blocks) > 0 and (alike or sharded)

@@ -35,7 +35,9 @@ Weights = Mapping[str, _Weight]
 
 @dataclass(frozen=True)
 class KeptWeights(Mapping[str, _Weight]):
-    """Keeps a rank's parts of ``weights`` on ``device``, up to ``room`` bytes, for a model that is built often."""
+    """Keeps a rank's parts of ``weights`` on ``device`` once they were taken, up to ``room`` bytes: a model that is
+    built many times reads them once.
+    """
 
     weights: Weights
     device: torch.device

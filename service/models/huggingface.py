@@ -25,7 +25,10 @@ __all__ = ["load", "tensors_of", "write"]
 
 
 def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Tensor]]:
-    """Return an archive's model, unpacked once and mapped: ranks read their parts. Raises :class:`WeightsError`."""
+    """Return the model in an uploaded archive. Raises :class:`WeightsError`.
+
+    The archive is unpacked once, by the first rank. Tensors are mapped, so a rank reads only the parts that it uses.
+    """
     archive = layout.file(file)
     if not archive.is_file():
         raise WeightsError(f"model.huggingface: there is no uploaded file {file} in the data directory")
@@ -39,7 +42,9 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
 
 
 def tensors_of(file: str, layout: DataLayout) -> dict[str, Tensor]:
-    """Return an archive's tensors by their names there, mapped as :func:`load` does. Raises ``ArchiveError``."""
+    """Return the tensors in an uploaded archive by their names there, mapped as :func:`load` maps them. Raises
+    ``ArchiveError``.
+    """
     return _tensors(_unpacked(file, layout))
 
 
@@ -48,7 +53,9 @@ def _unpacked(file: str, layout: DataLayout) -> Path:
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors by names without wrappers, from the files that the index names, or from all files."""
+    """Return all tensors by their names without wrappers, from the files that the index names, or without an index from
+    all.
+    """
     found: dict[str, Tensor] = {}
     files = weight_files([path.name for path in folder.iterdir()], (folder / INDEX).read_bytes)
     for file, elsewhere in files.items():

@@ -51,7 +51,10 @@ _ONE_MICRO_BATCH = ShardingSpec().resolved(1)
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """The fields of a spec that decide a model's computation; ``sharding`` is settled, ``pipeline`` may be ``None``."""
+    """The fields of a spec that decide how its model is computed.
+
+    ``sharding`` is resolved for the number of micro-batches. ``pipeline`` is ``None`` for a model in one piece.
+    """
 
     parallel: ParallelSpec = field(default_factory=ParallelSpec)
     precision: PrecisionSpec = field(default_factory=PrecisionSpec)

@@ -139,7 +139,9 @@ def _check_state(network: nn.Module) -> None:
 
 
 def check_planned(model: nn.Module) -> None:
-    """Raise ``ValueError`` for a tensor planned on the meta device without values, or a parameter divided already."""
+    """Raise ``ValueError`` for a tensor of a model planned on the meta device that would never get its values, and for
+    a parameter that is divided already.
+    """
     if spread := [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]:
         raise ValueError(
             f"{type(model).__name__} has a DTensor, {spread[0]!r}; expected this rank's part as a plain parameter, "

@@ -62,7 +62,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Step:
-    """One step's results by name, to compare; ``inputs`` that it may update in place, before and after."""
+    """Holds the results of one step, by name, to be compared with the uncompiled program's.
+
+    ``inputs`` has each input that the step may update in place, before and after.
+    """
 
     losses: Mapping[str, Tensor] = field(default_factory=dict)
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -99,7 +102,10 @@ class Program(Protocol):
         """Steps until every input shape has been seen."""
 
     def build(self, dtype: torch.dtype) -> Parts:
-        """Return new modules with the same float32 weights in ``dtype``; raise if the program cannot run in it."""
+        """Return new modules, each time with the same float32 weights, converted to ``dtype``.
+
+        Both eager and compiled are judged by float64; a program that cannot run in it raises.
+        """
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         """Yield the training steps."""
@@ -152,7 +158,9 @@ class Steps(Iterator[Step]):
 
 
 def make(config: ProgramConfig, parallel: ParallelSpec, site: Site) -> tuple[Program, Fingerprint]:
-    """Return an installed package's program, and what a gate holds for; another version is another program."""
+    """Return the program of an installed package, and what a gate holds for; another version of the package is another
+    program.
+    """
     maker: Maker = PROGRAMS.function(config.name)
     provided = PROGRAMS.provided[config.name]
     own: Fingerprint = {f"program.{name}": plain(value) for name, value in config.model_dump(mode="json").items()}

@@ -37,7 +37,9 @@ def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights
 
 
 def check_whole(reference: ModelRef, data: DataLayout) -> None:
-    """Raise :class:`WeightsError` for a job's weights that are missing or changed; takes about a second for a GB."""
+    """Raise :class:`WeightsError` for weights of a job that are not there, or have changed since they were written; it
+    takes about a second for a GB.
+    """
     if isinstance(reference, FromJob):
         _find(data.job(reference.job), reference.step).check()
 

@@ -129,7 +129,11 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention, whole heads on a rank; keys and values that do not divide are whole on each."""
+    """Grouped-query self-attention with whole heads on a rank.
+
+    Heads of keys and values that do not divide over the ranks are whole on each, which takes those that its queries
+    attend to.
+    """
 
     def __init__(self, config: TransformerConfig, rotary: Rotary, axis: Axis) -> None:
         super().__init__()

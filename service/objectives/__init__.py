@@ -1,4 +1,6 @@
-"""Holds what training minimises and evaluation reports: a file for each objective, found by its declaration."""
+"""Holds what training minimises and evaluation reports, and under what a model is compile-checked: a file for each
+objective, found by its declaration.
+"""
 
 from service.objectives.base import Factory, Objective, ObjectiveContext, objective_for
 

@@ -52,7 +52,9 @@ class Objective(ABC):
         """Return evaluation metrics, named ``eval_…``, from the totals over all ranks."""
 
     def begin(self, step: int) -> None:  # noqa: B027 - most objectives are the same at every step
-        """Prepare for ``step``, from 0, before it runs. All that changes in training must depend on it alone."""
+        """Prepare for ``step``, counted from 0, before it runs. Anything that changes in training must depend on it
+        alone.
+        """
 
     def adapt(self, stage: nn.Module, part: Part) -> None:  # noqa: B027 - most need the outputs only
         """Adapt a stage of this rank; called once for each after its construction, before it is sharded."""

@@ -40,7 +40,9 @@ class ClassCrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class _TokenCrossEntropy(Objective):
-    """The cross-entropy of token logits ``(batch, seq, vocabulary / axis size)``; evaluation adds the perplexity."""
+    """Computes the cross-entropy of token logits ``(batch, seq, vocabulary / size of axis)``; evaluation adds the
+    perplexity.
+    """
 
     axis: Axis = SINGLE
     measures: int = 2

@@ -1,1 +1,3 @@
-"""Spreads a model over ranks: mesh, tensor parallelism, pipeline, FSDP, checkpoints, compiled calls' boundary."""
+"""Spreads a model over ranks: the mesh, tensor parallelism, the pipeline's runtime, FSDP, checkpoints, and the boundary
+of compiled calls.
+"""

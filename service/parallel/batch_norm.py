@@ -80,7 +80,9 @@ def _over_ranks(kind: Any) -> type[nn.Module]:
 
 
 def _normalised(module: Any, x: Tensor, dp: Axis) -> Tensor:
-    """Return ``x`` (batch, channels, …) normalised over all else and ranks, in float32, or by running statistics."""
+    """Return ``x`` (batch, channels, …) normalised over all other dimensions and all ranks, in float32 at least, or in
+    evaluation by the running statistics.
+    """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     mean, variance = _statistics(module, wide, dp) if module.training else (module.running_mean, module.running_var)
     shape = (1, -1, *(1 for _ in x.shape[2:]))

@@ -118,7 +118,9 @@ def answer_environment() -> None:
 
 
 def start_alone(device_type: str) -> torch.device:
-    """Return this rank's device, in a group of this process alone, one of several of the rank's."""
+    """Return the device of this rank, the launcher's only one, in a group of this process alone, as each of several
+    processes of the rank may be.
+    """
     launch = read_launch(os.environ)
     device = _started_device(device_type, launch)
     if launch.grouped and not dist.is_initialized():

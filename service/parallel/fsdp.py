@@ -190,7 +190,9 @@ class PartlyUsed:
             each.post_backward = self._filling(each, each.post_backward)
 
     def settle(self) -> None:
-        """Call after a step's backwards, on all ranks: a parameter that none has used has no gradient, as on one."""
+        """Call after the backwards of a step, on all ranks of the group: a parameter that none has used has no
+        gradient, as in one process.
+        """
         parameters = [each.sharded_param for group in self._groups for each in group.fsdp_params]
         used = torch.tensor([id(each) in self._used for each in parameters], dtype=torch.int32)
         self._used.clear()

@@ -21,7 +21,10 @@ class MeshError(ValueError):
 
 @dataclass(frozen=True)
 class Axis:
-    """One parallel dimension seen from this rank; its process ``group`` has no name when ``size`` is 1."""
+    """One parallel dimension seen from this rank.
+
+    ``group`` names the process group that spans the dimension; it is empty when ``size`` is 1.
+    """
 
     size: int = 1
     rank: int = 0
@@ -140,7 +143,10 @@ def plan(spec: ParallelSpec, rank: int = 0, device_type: str = "cpu") -> Mesh:
 
 
 def build(spec: ParallelSpec, device_type: str) -> Mesh:
-    """Return the mesh over the started ranks, on all. Raises :class:`MeshError` if degrees give another number."""
+    """Return the mesh over the started ranks; every rank must call it.
+
+    Raises :class:`MeshError` with the arithmetic when the number of ranks is not the product of the degrees.
+    """
     started = dist.get_world_size() if dist.is_initialized() else 1
     if started != spec.world_size:
         raise MeshError(f"{spec.arithmetic} ranks were asked for, but {started} were started")

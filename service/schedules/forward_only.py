@@ -6,7 +6,9 @@ from service.schedules.schedule import Instruction, Op, Schedule, check_sizes, l
 
 
 def forward_only(owners: tuple[int, ...], micro_batches: int) -> Schedule:
-    """Return a forward-only schedule: of several stages, a rank runs the furthest one that has its input."""
+    """Return a forward-only schedule: a rank with several stages runs the furthest one that has its input, so that
+    micro-batches under way drain first.
+    """
     check_sizes(len(owners), 1, micro_batches)
     ranks, stages = max(owners) + 1, len(owners)
     orders: list[list[Instruction]] = [[] for _ in range(ranks)]

@@ -46,7 +46,9 @@ class Report:
 
 
 def verify(schedule: Schedule) -> Report:
-    """Check the schedule and return its cost; :class:`ScheduleError` unless complete, ordered and deadlock-free."""
+    """Check the schedule and return what it will cost; raises :class:`ScheduleError` if it is not complete, ordered and
+    deadlock-free.
+    """
     for rank in range(len(schedule.ranks)):
         _check_complete(schedule, rank)
         _check_order(schedule, rank)
@@ -157,7 +159,9 @@ def _check_order(schedule: Schedule, rank: int) -> None:
 
 
 def channel(schedule: Schedule, instruction: Instruction) -> Channel:
-    """Return sender, receiver and whether gradients flow: what a backend without tags matches in order."""
+    """Return the sending rank, the receiving rank and whether gradients flow: what a backend without tags matches in
+    order.
+    """
     there = schedule.owners[instruction.stage + _STEP_TO_PEER[instruction.op]]
     here = schedule.owners[instruction.stage]
     backwards = instruction.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
@@ -214,7 +218,9 @@ def _waits_for(instruction: Instruction, done: set[Instruction]) -> Instruction 
 
 
 def _peaks(schedule: Schedule, instructions: tuple[Instruction, ...]) -> tuple[int, int, int]:
-    """Return the most activations, unused messages and receive buffers on a rank; weights end a backward."""
+    """Return the most activations, unused messages and receive buffers at once on a rank; a backward ends with its
+    weights.
+    """
     kept = waiting = buffers = 0
     peaks = (0, 0, 0)
     held: Counter[tuple[int, int]] = Counter()

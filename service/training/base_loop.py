@@ -100,7 +100,9 @@ class BaseLoop(ABC):
             raise NonFiniteError(f"{error}; {advice}") from error
 
     def train(self) -> bool:
-        """Step to the spec's last step or the end that it asks for; False if the attempt was asked to stop before."""
+        """Step until the spec's number of steps or the end that it asks for; False when the attempt was asked to stop
+        before that.
+        """
         self._make_up_evaluation()
         while self.step < self.spec.steps and self.early_end() is None:
             totals = self.advance()
@@ -175,7 +177,9 @@ class BaseLoop(ABC):
             self.evaluations = [*before, Evaluation(self.step, {name: metrics[name] for name in self.spec.follows})]
 
     def _make_up_evaluation(self) -> None:
-        """Evaluate the resumed step if its checkpoint, taken before, or an earlier attempt's end left that out."""
+        """Evaluate the step that was resumed, if an earlier attempt ended before it had done so, or if the checkpoint,
+        which is taken before, lacks an evaluation that is followed.
+        """
         if self.step == 0 or not self._evaluation_due():
             return
         followed = bool(self.spec.follows) and not any(each.step == self.step for each in self.evaluations)
@@ -209,7 +213,9 @@ class BaseLoop(ABC):
         return StepReduction(share)
 
     def _end_step(self, totals: StepTotals, loss: float, metrics: Mapping[str, float]) -> None:
-        """Count a step, and report metrics, devices and progress. Raises ``CheckpointError`` if one was not written."""
+        """Count a step, and report its metrics, the use of devices, and the progress. Raises ``CheckpointError`` if a
+        checkpoint could not be written.
+        """
         if totals.unsaved:
             self.checkpoints.saver.wait()
         self.step, self.loss = self.step + 1, loss

@@ -34,7 +34,10 @@ PassOver = Callable[[Checkpoint, str], None]
 
 
 class Checkpoints(ABC):
-    """A run's checkpoints. ``saved_step`` is the newest one's, if any; ``rows`` as ``checkpoint.save`` takes them."""
+    """The checkpoints of a run. ``saved_step`` is the step of the job's newest one, if there is one.
+
+    ``rows`` are those of ``service.parallel.checkpoint.save``.
+    """
 
     def __init__(
         self, spec: TrainSpec, context: RunContext, device: torch.device, rows: Mapping[str, int] | None = None
@@ -57,7 +60,9 @@ class Checkpoints(ABC):
         """Get the run ready to go on from a checkpoint, or to begin."""
 
     def take_up(self) -> Checkpoint | None:
-        """Load the newest complete checkpoint of the job, or of the one that it resumes, from any layout, if any."""
+        """Load the newest complete checkpoint of the job, else that of the job that it resumes, from any
+        layout; ``None`` if there is neither.
+        """
         own = newest_checkpoint(self._context.paths.checkpoints, self._device, pass_over=self._discard)
         newest = own or self._of_resumed_job()
         self.load(newest)
@@ -204,7 +209,10 @@ def _check_same_data(saved: Checkpoint, origin: Mapping[str, Any]) -> None:
 def _first_of_each(
     modules: Iterable[nn.Module], tensors: Callable[[nn.Module], Iterator[tuple[str, Named]]]
 ) -> dict[str, Named]:
-    """Return ``tensors`` of this rank's stages by global names; of a tied parameter's two copies only the first."""
+    """Return what ``tensors`` yields of this rank's stages by its global names.
+
+    Of a tied parameter whose two copies are both here, only the first is given.
+    """
     found: dict[str, Named] = {}
     for module in modules:
         for name, tensor in tensors(module):

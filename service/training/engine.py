@@ -27,7 +27,9 @@ from service.schedules.schedule import Op, Schedule
 from service.training.timeline import Timeline, timeline
 
 Shares = Callable[[Sequence[Split]], Sequence[float | Tensor]]
-"""Maps each micro-batch to its labels that count, as a share of the global batch's; all ranks call it together."""
+"""Returns for each micro-batch of this rank its labels that count, as a share of those of the global batch; all ranks
+call it together.
+"""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,10 @@ class AccumulationEngine:
 
 @dataclass(frozen=True)
 class _PipelineEngine:
-    """Runs a rank's stages by ``schedule``; ``evaluation`` is one of as many micro-batches, forward only."""
+    """Runs this rank's stages of the model: micro-batches move through the pipeline by ``schedule``.
+
+    ``evaluation`` is a schedule of as many micro-batches, forward only.
+    """
 
     stages: Mapping[int, nn.Module]
     objective: Objective
@@ -180,7 +185,10 @@ def build_engine(
     schedule: Schedule | None,
     shares: Shares,
 ) -> Engine:
-    """Build the engine on all ranks, which connects stages; :class:`DisagreementError` if their specs differ."""
+    """Build the engine over this rank's stages; all ranks call it, since a pipeline connects its stages here.
+
+    Raises :class:`DisagreementError` if the ranks' specs describe different steps.
+    """
     agree(
         {
             "the number of micro-batches": spec.micro_batches,

@@ -88,7 +88,10 @@ def load_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunC
 def portable_caches(
     choice: CompileChoice, modes: Mapping[Phase, str], data: DataLayout, rank: int, digests: Mapping[str, str]
 ) -> list[bytes]:
-    """Return this rank's code of the compile job in this mode: loading runs it, so ``digests`` must have its own."""
+    """Return the code that the compile job made on this rank in the mode in use.
+
+    Loading code runs it, so only content whose SHA-256 is in ``digests``, by artifact name, is returned.
+    """
     if choice.gate is None or not modes:
         return []
     names = [f"{COMPILE_CACHE}/{cache_file(phase, lowest_mode(modes), rank)}" for phase in modes]

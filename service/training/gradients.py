@@ -59,7 +59,9 @@ class NonFiniteError(RuntimeError):
 
 @contextmanager
 def explained_overflow(step: int, rate: float) -> Iterator[None]:
-    """Raise :class:`NonFiniteError` for an update whose factors overflow: on a CPU, torch's own error is obscure."""
+    """Raise :class:`NonFiniteError` for an update whose factors overflow; on a CPU, torch raises an obscure error of
+    its own.
+    """
     try:
         yield
     except RuntimeError as error:

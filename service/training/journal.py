@@ -24,7 +24,10 @@ _PEAKS = {"NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "
 
 
 class Journal:
-    """Logs what is trained, each evaluation, and the end of training, on the first rank; on others it does nothing."""
+    """Logs what is trained, each evaluation, and the end of the training.
+
+    Only the first rank writes a journal; the calls of the others do nothing.
+    """
 
     def __init__(self, spec: TrainSpec, context: RunContext) -> None:
         self._spec, self._context = spec, context
@@ -80,7 +83,9 @@ def _model(training: Training) -> str:
 
 
 def _updates(training: Training) -> list[str]:
-    """Return which rule updates which parameters, unless one does all; of a pipeline, those of the first rank."""
+    """Return which rule updates which parameters, where that is not one rule for all; of a pipeline, those of the
+    first rank.
+    """
     names = training.updater.names()
     if len(names) == 1:
         return []

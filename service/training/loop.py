@@ -141,7 +141,9 @@ class Loop(BaseLoop):
 
 
 def evaluate(training: Training) -> dict[str, float]:
-    """Return ``eval_loss`` with ``eval_accuracy`` (classes) or ``eval_perplexity`` (tokens); all ranks call it."""
+    """Return ``eval_loss`` with ``eval_accuracy`` (classes) or ``eval_perplexity`` (tokens); all ranks call this and
+    agree.
+    """
     totals = torch.zeros(training.objective.measures, dtype=torch.float64, device=training.device)
     samples = len(training.dataset.test)
     if (most := training.spec.evaluate.samples) is not None:

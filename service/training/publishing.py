@@ -44,7 +44,9 @@ def _own_prefix(training: Training) -> str:
 
 
 def publish_weights(context: RunContext, step: int, about: Mapping[str, Any]) -> Path:
-    """Publish the weights, ``model.json``, which says ``about``, and kept checkpoints; return the weights' path."""
+    """Publish ``model.safetensors`` with ``model.json``, which says ``about``, and the checkpoints that were kept;
+    return the path of the weights.
+    """
     saved = checkpoint.require(context.paths.checkpoints / f"step_{step}")
     weights, description = _export(saved, context.paths.artifacts, about)
     context.report.artifact(weights)

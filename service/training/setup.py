@@ -78,7 +78,9 @@ class Training:
     origin: Mapping[str, Any]
 
     def seed(self, what: str, step: int) -> None:
-        """Seed what draws numbers: alike on ranks of a tensor-parallel group, which compute the same; else not."""
+        """Seed what draws numbers in a step or an evaluation: alike on the ranks of a tensor-parallel group, which
+        compute the same, and differently on all others.
+        """
         seed_all(self.spec.seed, what, step, self.mesh.pp.rank, self.mesh.dp.rank)
 
 

@@ -18,7 +18,9 @@ Mark = TypeVar("Mark")
 
 @dataclass(frozen=True)
 class Load:
-    """Holds the seconds in which a rank's device computed, of those from its first to its last computation."""
+    """Holds the seconds in which a rank's device computed, out of those from its first to its last computation
+    in a run.
+    """
 
     busy: float
     window: float
@@ -54,7 +56,9 @@ class _DeviceClock(Protocol[Mark]):
 
 
 class HostClock:
-    """Takes times on the host, which does the work. They are monotonic, and become epoch times when read."""
+    """Takes times on the host, which does the work itself. They are monotonic, and are converted to epoch times when
+    read.
+    """
 
     def mark(self) -> float:
         return time.perf_counter()

@@ -57,7 +57,10 @@ def certify(
     *,
     clock: PhaseTimes | None = None,
 ) -> Outcome:
-    """Bound the outputs and the property's rows by ``method``, after the witnesses; ``clock`` records the phases."""
+    """Evaluate the witnesses, then bound the outputs and the property's rows by ``method``, a bounder of the engine.
+
+    ``clock`` records the phases.
+    """
     start, clock = time.monotonic(), clock or PhaseTimes()
     with clock.phase("witnesses"):
         violated = checker.violated(batch)

@@ -11,7 +11,9 @@ from service.verification.task import Task
 
 
 def add_outputs(row: BoundsRow, task: Task, checker: CounterexampleChecker) -> BoundsRow:
-    """Return the row with its counterexample's outputs and sample, if any; all ranks of the instance call it."""
+    """Return the row with the outputs at its counterexample, if any, and with the sample around which it was found; all
+    ranks that bound the instance call it.
+    """
     if row.counterexample is None:
         return row
     x = torch.tensor(row.counterexample, dtype=torch.float64, device=task.device)

@@ -86,7 +86,10 @@ class CounterexampleChecker:
         return CounterexampleOutputs(tuple(found.tolist()), None if there is None else tuple(there.tolist()))
 
     def _least(self, batch: InstanceBatch) -> Tensor:
-        """Return the least ``rows · y − thresholds`` at each witness, equal on all ranks, in the module's type."""
+        """Return the smallest of ``rows · y − thresholds`` at each witness, the same to the last bit on all ranks.
+
+        Computed in the module's type, since it only selects inputs to check again.
+        """
         if batch.rows.shape[1] == 0:
             return batch.witnesses.new_full((len(batch.witnesses),), torch.inf)
         dtype = _dtype_of(self.module) or batch.rows.dtype

@@ -48,7 +48,10 @@ def undefined_in(task: Task, specified: Sequence[Specification], deadline: float
 
 
 def undefined_within(task: Task, boxes: Interval, deadline: float) -> str | None:
-    """Return the same of boxes ``(n, features)``, in float64: rounding is far less than their distance from an end."""
+    """Return the same of boxes ``(n, features)``.
+
+    It is bounded in float64, in which rounding is far less than how far a box of this size is from a domain's end.
+    """
     left, at_once = boxes.map(lambda end: end.to(task.device, torch.float64)), _at_once(task)
     size, engine = magnitude(left).amax(), _in_double(task)
     found = _find_undefined(task, engine, IBP, left)

@@ -219,7 +219,9 @@ class _InstanceRunner:
         return add_outputs(row, task, checks.guard.checker)
 
     def _resume_rows(self) -> set[int]:
-        """Return the instances that all ranks know as decided, to report again: the last rows may not have arrived."""
+        """Return the instances that all ranks know as decided. Their rows are reported again, since the last
+        ones may not have arrived.
+        """
         earlier = self.resume_log.earlier()
         known = torch.zeros(self.loaded.assignment.asked.count, dtype=torch.float64)
         known[list(earlier)] = 1
@@ -303,7 +305,9 @@ class _InstanceRunner:
         return [DecidedRow(*each) for each in zip(rows, layers, outcome.overflows, strict=True)]
 
     def _options_with_progress(self, task: Task, size: int, deadline: float) -> BoundOptions:
-        """Return the task's options, to report an analysis of ``size`` instances and, alone, end it at the deadline."""
+        """Return the task's options, with a progress that reports the analysis of a batch of ``size``
+        instances, and ends it at the deadline if no other rank waits.
+        """
 
         def tell(share: float) -> None:
             if self.progress is not None:

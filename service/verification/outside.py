@@ -157,7 +157,9 @@ class OutsideAttack:
     def _visited_inputs(
         self, every: Sequence[Specification], instance: int, most: int
     ) -> Iterator[tuple[Specification, Tensor]]:
-        """Yield the inputs nearest to a counterexample in the instance's search, if this rank is alone."""
+        """Yield inputs at which the instance's search came nearest to a counterexample, if this rank is alone: ranks
+        that search together have different ones.
+        """
         points = self.task.visited.pop(instance, None)
         if points is None or not self.task.is_alone:
             return
@@ -170,7 +172,9 @@ class OutsideAttack:
             left = left[~is_inside]
 
     def _guided_inputs(self, specification: Specification, most: int, deadline: float) -> Tensor:
-        """Return a box's centre and corners along its rows' gradients, ``most`` of them; none of a divided model."""
+        """Return the centre of a box, and the corners to which gradients point, one for each row of outputs; ``most``
+        of them, and none where other ranks have a part of the model.
+        """
         lower, upper = specification.first, specification.last
         if not self.task.engine.is_alone or most < 1:
             return lower.new_zeros(0, len(lower))

@@ -33,7 +33,10 @@ _DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict
 def rows_of(
     outcome: Outcome, method: str, asked: Property, predictions: Sequence[int] | None = None
 ) -> list[BoundsRow]:
-    """Return a row per instance: bounds may be infinite, with a margin of ``None``; ``predictions`` if labelled."""
+    """Return a row per instance; bounds that are not finite are infinite, and a margin is ``None`` then.
+
+    ``predictions`` are the model's classes of labelled samples.
+    """
     lower, upper, margins = (tensor.tolist() for tensor in (outcome.output.lower, outcome.output.upper, outcome.margin))
     witnesses = outcome.batch.witnesses
     return [

@@ -41,14 +41,18 @@ Search = Callable[[Task, CounterexampleChecker, BoundsRow], BoundsRow]
 
 @dataclass(eq=False)
 class RoundingGuard:
-    """Checks a task's verified rows, on all its ranks; ``search`` decides in float64 where bounds do not."""
+    """Checks the verified rows of one task; all ranks that bound them call it. ``search`` decides where bounds
+    do not, given the task and the checker in float64.
+    """
 
     task: Task
     checker: CounterexampleChecker
     search: Search
 
     def settled(self, row: BoundsRow, limit: float = inf) -> BoundsRow:
-        """Return the row, or float64's if rounding may explain its verdict, within ``limit`` seconds in all."""
+        """Return the row, or the row that float64 gives if rounding may explain its verdict, within ``limit``
+        seconds in all.
+        """
         started = time.monotonic()
         found = self._settle_row(row, started + limit - row.seconds)
         return replace(found, seconds=row.seconds + time.monotonic() - started)

@@ -1,4 +1,7 @@
-"""Runs a search for each instance that bounds left open; reports its progress, and its tree as far as there is room."""
+"""Runs one search for each instance that bounds left open, and reports its progress.
+
+The trees of searches are published, as far as a job has room.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,9 @@ OF_CONTRADICTIONS = 0.1
 EVERY_S = 0.5
 """The time between two reports of one search."""
 FIRST_TREE_S = 2.0
-"""Seconds until a tree is first reported, again whenever the time has doubled, and at the end."""
+"""Seconds until the tree of a search is first reported; it is reported again whenever the time has doubled, and at
+the end.
+"""
 
 
 ENDED_EARLY = " before the bounds of hidden values were optimised to the end, as alpha-crown does"
@@ -102,7 +107,9 @@ class SearchRunner:
         return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
 
     def decided(self, row: BoundsRow) -> BoundsRow:
-        """Return the row of a search in the seconds that its bounds have left. Raises :class:`StoppedError`."""
+        """Return the row with the result of a search in the seconds that its bounds have left. Raises
+        :class:`StoppedError`.
+        """
         started = time.monotonic()
         found = self._decide_row(row)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
@@ -140,7 +147,9 @@ class SearchRunner:
         return replace(found, verdict=decision.verdict.value, reason=reason)
 
     def _is_exact(self, disjuncts: Sequence[Disjunct], deadline: float) -> bool:
-        """Return whether rational arithmetic proves by the deadline that a disjunct is empty, also at strict bounds."""
+        """Return whether rational arithmetic proves until the deadline that nothing satisfies one of the disjuncts.
+        If a strict bound is attained, no rounded bound can prove it.
+        """
         task = self.task
         if not task.engine.is_alone or len(disjuncts[0].lower) > MOST_INPUTS:
             return False
@@ -260,7 +269,9 @@ BY_QUERY = "the query"
 
 
 def _possible(query: Query, deadline: float) -> tuple[Query, str | None]:
-    """Return the query without disjuncts that no outputs satisfy, and a note; those late for the deadline stay."""
+    """Return the query without the disjuncts that no outputs satisfy, and a note if there are any; those that are not
+    reached by the deadline stay.
+    """
 
     def is_possible(halfspaces: Sequence[Halfspace]) -> bool:
         return len(halfspaces) < 2 or time.monotonic() > deadline or not contradict(halfspaces)

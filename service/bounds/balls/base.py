@@ -49,7 +49,9 @@ class Ball(Interval, ABC):
 
     @abstractmethod
     def pulled(self, away: Tensor) -> Tensor:
-        """Return differences from the middle ``(batch, entries)``, shrunk into the ball; none of them grows."""
+        """Return differences from the middle ``(batch, entries)``, made small enough by the norm, none of them
+        larger than before.
+        """
 
     @abstractmethod
     def furthest(self, coefficients: Tensor, reach: Tensor) -> Tensor:
@@ -130,7 +132,9 @@ class NormBall(Ball):
 
 
 def rounded(middle: Tensor, box: Interval, dtype: torch.dtype) -> tuple[Interval, Tensor, Tensor]:
-    """Return the box rounded outwards, the middle in it, and how far its entries moved, ``(batch, entries)``."""
+    """Return the box in ``dtype``, rounded outwards, the middle in it, and by how much that moved its entries,
+    ``(batch, entries)``.
+    """
     ends = Interval.enclosing(box.lower, box.upper, dtype)
     found = middle.to(dtype)
     return ends, found, by_instance(found.double() - middle).abs()

@@ -45,7 +45,10 @@ class SparseBall(Ball):
         return super().nearest(torch.minimum(torch.maximum(values, self.lower), self.upper))
 
     def descended(self, values: Tensor, gradient: Tensor, share: Tensor | float) -> Tensor:
-        """Return values after such a step in the entries that gain most: else the largest changes never give way."""
+        """Return values after such a step; only the entries change that gain most.
+
+        The largest changes so far would never make room for others.
+        """
         step = self.minimiser(gradient) - self.middle
         moved = torch.minimum(torch.maximum(values + 2 * share * step, self.lower), self.upper)
         return torch.where(step == 0, self.middle, moved)

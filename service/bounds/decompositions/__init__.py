@@ -1,4 +1,7 @@
-"""Rewrites operators in terms of others that have rules, exactly. Each entry has its operator's signature."""
+"""Rewrites operators in terms of others that have rules.
+
+Each entry has its operator's signature. All of them are exact.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ def decomposed(program: ExportedProgram, whole: frozenset[str], bounded: Collect
 
 
 def _is_final(program: ExportedProgram, bounded: Collection[str]) -> bool:
-    """Return whether the input goes only through ``bounded`` operators, without decompositions or changes in place."""
+    """Return whether the input goes only through ``bounded`` operators that change nothing in place and have no
+    decomposition. Operators of constants run as they are.
+    """
     owners = program.graph_signature.inputs_to_lifted_tensor_constants
     given = [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in owners]
     dependent = {given[0]}

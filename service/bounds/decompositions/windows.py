@@ -57,7 +57,10 @@ def max_pool(  # noqa: PLR0917
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Return the maximum of the window's entries, pair by pair; over the border, the border's entry counts again."""
+    """Return the maximum of the window's entries, pair by pair.
+
+    A window that reaches over the border also holds the border's entry, so repeating that entry changes nothing.
+    """
     dimensions = x.ndim - 2
     kernel, apart = _each(kernel_size, dimensions), _each(dilation, dimensions)
     pads, steps = _each(padding, dimensions), _each(stride or kernel, dimensions)

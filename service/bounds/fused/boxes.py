@@ -1,4 +1,7 @@
-"""Computes least values of linear functions over boxes and, by kernels alone (else ``None``), of patches of images."""
+"""Computes the least value of linear functions over boxes, and of rows over images, in patches.
+
+Patches have only kernels: ``None`` for a case without one.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ class FreeSlopes:
 
     @staticmethod
     def at(open_: Tensor, flattest: float, lower: Tensor, upper: Tensor, above: Tensor) -> FreeSlopes:
-        """Make slopes free where ``open_`` ``(batch, *shape)``; each instance has places for the one with the most."""
+        """Make slopes free where ``open_`` ``(batch, *shape)``; each instance has as many places as the one with the
+        most needs.
+        """
         shape, open_ = tuple(open_.shape[1:]), open_.flatten(1)
         places = int(open_.sum(dim=1).amax())
         index = open_.byte().argsort(dim=1, descending=True, stable=True)[:, :places]

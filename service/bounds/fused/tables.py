@@ -88,7 +88,10 @@ def product_in_ascent(coefficients: Tensor, weight: Tensor) -> Tensor:
 
 
 def product(coefficients: Tensor, weight: Tensor) -> Tensor:
-    """Return ``coefficients @ weight`` as one product of matrices: in another order, torch makes one per row."""
+    """Return ``coefficients @ weight``.
+
+    This is one product of two matrices: for coefficients in another order, torch makes a product per row.
+    """
     if weight.ndim != 2:
         return coefficients @ weight
     return (coefficients.reshape(-1, weight.shape[0]) @ weight).reshape(*coefficients.shape[:-1], weight.shape[1])

@@ -295,7 +295,9 @@ class _RigorousRowArithmetic(RowArithmetic):
         return False
 
     def end_at_input(self) -> None:
-        """Bound the coefficients at the input, by its interval or previous stages, which add up the ranks' parts."""
+        """Bound the coefficients at the input, by its interval or by the previous stages, which sum up the
+        ranks' parts of common rows.
+        """
         if self.arrived is None:
             return
         network = self.backward.network
@@ -309,7 +311,9 @@ class _RigorousRowArithmetic(RowArithmetic):
             terms.values.append(before(self._dense(first, self.arrived), self.arrived.own))
 
     def _concretise(self, node: Node, arrived: Pending) -> None:
-        """Count the end at which each coefficient is least: next to a pole, one end is far larger than the other."""
+        """Count the ends that positive and negative coefficients are least at: next to a pole, one end is far larger
+        than the other.
+        """
         box, coefficients = self.backward.intervals[node.name], self._dense(node, arrived)
         terms, above, below = coefficients[0, 0].numel(), coefficients.clamp(min=0), coefficients.clamp(max=0)
         lower, upper = box.lower.unsqueeze(1), box.upper.unsqueeze(1)

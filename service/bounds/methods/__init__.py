@@ -1,9 +1,10 @@
-"""Provides bounding methods: one line each.
+"""Provides bounding methods: one file and one line each.
 
-:mod:`.base` has the interfaces of methods and of their analyses, :mod:`.passes` the methods that take only intervals
-and plain backward passes, and :mod:`.alpha` those that optimise. :mod:`.layers` bounds the inputs of non-linear
-operators for all of them. The rigorous counterparts are in :mod:`service.bounds.rigorous`. For many boxes of one shape,
-:mod:`.repeated` repeats a method: on a CUDA device from a record with planned rows (:mod:`.record`).
+:mod:`.base` has the interfaces of methods and of their analyses, :mod:`.passes` the form of a method that takes only
+intervals and plain backward passes (:mod:`.ibp`, :mod:`.crown_ibp`, :mod:`.crown`), and :mod:`.alpha` the methods that
+optimise. :mod:`.layers` bounds the inputs of non-linear operators for all of them. The rigorous counterparts are in
+:mod:`service.bounds.rigorous`. For many boxes of one shape, :mod:`.repeated` repeats a method: on a CUDA device from a
+record with planned rows (:mod:`.record`).
 """
 
 from __future__ import annotations

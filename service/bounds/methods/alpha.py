@@ -133,7 +133,10 @@ class _Refining:
 def both_optimised(
     backward: Pass, name: str, index: Tensor, options: BoundOptions, families: Families | None = None
 ) -> Interval:
-    """Bound both sides of entries ``index``, each optimised for itself; if the first gain little, all stay plain."""
+    """Bound both sides of the entries ``index`` of a value, each optimised for itself.
+
+    If that takes long, some are optimised first: if these gain almost nothing, the plain bounds of all are kept.
+    """
     families = families or Families(backward)
     entries = index.shape[1] * backward.network.shares(name)
     if entries <= MANY or 2 * entries * elements_of_row(backward, name) <= WORTH_A_TRIAL[backward.device.type]:
@@ -156,7 +159,9 @@ def both_optimised(
 MANY, SOME, LEAST_GAIN = 128, 32, 5e-3
 """More entries than the first number are tried on some, the second number; the rest follows for that gain in width."""
 WORTH_A_TRIAL = {"cpu": 2**19, "cuda": 2**28}
-"""Elements of rows optimised at once in less time than a trial takes: on CUDA, that is mostly the recording."""
+"""Elements of all rows that are optimised at once in less time than a trial takes. On a CUDA device that is mostly the
+time to record it.
+"""
 
 
 def _widest(backward: Pass, name: str, plain: Interval) -> Tensor:
@@ -217,7 +222,9 @@ def _at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> in
 
 
 def _equal_parts(rows: Tensor, at_once: int) -> list[Tensor]:
-    """Return ``(b, rows, …)`` in few parts, padded with the last row, so that one shape is recorded only once."""
+    """Return ``(b, rows, …)`` in as few parts as possible, padded with the last row, so that one shape is
+    recorded only once.
+    """
     count = -(-rows.shape[1] // at_once)
     size = -(-rows.shape[1] // count)
     missing = count * size - rows.shape[1]

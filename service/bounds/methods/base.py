@@ -1,4 +1,6 @@
-"""Defines bounding methods, and their analyses, which bound inputs of non-linear operators and any output rows."""
+"""Defines the interface of bounding methods and of their analyses, which bound the inputs of non-linear
+operators and any output rows.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,9 @@ def rows_at_once(backward: Pass, start: str, options: BoundOptions) -> int:
 
 
 IN_CACHE = 2**22
-"""Elements of a part on a CPU: fewer rows read the weights too often, larger tensors leave its caches."""
+"""Elements of a part on a CPU: products of fewer rows read the weights too often, and larger tensors leave its caches
+and are new memory, which the system fills with zeros first.
+"""
 
 
 def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> int:
@@ -184,7 +188,9 @@ def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
-    """Call ``run`` for ``at_once`` rows at a time, fewer if memory runs out alone; parts run side by side on a CPU."""
+    """Call ``run`` for ``at_once`` of ``total`` rows at a time, fewer if memory runs out and no other rank
+    waits; on a CPU, several parts run side by side.
+    """
     if backward.device.type == "cpu" and backward.network.is_alone and are_worthwhile(total, at_once):
         try:
             return side_by_side(total, at_once, run)

@@ -34,7 +34,9 @@ Refine = Callable[[Pass, str, Tensor, BoundOptions], Interval]
 """``(backward, name, index, options)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
 node's value."""
 Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
-"""``(backward, node, index of an input)`` to the result of :func:`wanted_rows`, for all or some of its entries."""
+"""``(backward, node, index of an input)`` to the result of :func:`wanted_rows`, for all entries that matter or some
+of them.
+"""
 
 
 def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
@@ -65,7 +67,9 @@ def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor
 
 
 FEW_LAYERS, SAMPLED = (3, 6, 12), 64
-"""Through how many layers a pass goes back to settle signs, the fewest first; how many entries show if it helps."""
+"""Numbers of layers through which a pass goes back to settle signs, the smallest first, and entries that estimate the
+share of settled signs.
+"""
 WORTH_DECIDING, WORTH_SHARE = 2**24, 0.3
 """Coefficients of all rows, and share of settled signs, below which whole passes are as good."""
 PER_INSTANCE = 0.8
@@ -121,7 +125,9 @@ def bound_layers(
 
 @dataclass(eq=False)
 class PlainLayers(LayerArithmetic):
-    """Bounds by rows of the pass ``backward``, whose intervals, relaxations and steps over nodes it fills in."""
+    """Bounds by rows of the plain pass ``backward``, and fills in its intervals, relaxations and steps over several
+    nodes.
+    """
 
     backward: Pass
     intervals: dict[str, Interval]
@@ -161,7 +167,9 @@ class PlainLayers(LayerArithmetic):
         return found
 
     def _settled_through(self, node: Node) -> Tensor | None:
-        """Return a value's entries that are functions of one settled entry each: no linear bound is tighter."""
+        """Return the entries of a value that are functions of one settled entry each, so that no linear bound
+        is tighter than their interval; ``None`` if there are none.
+        """
         operator, before = OPERATORS[node.operator], self.settled.get(node.inputs[0])
         if before is None or len(set(node.inputs)) > 1 or operator.mixes(node):
             return None
@@ -183,7 +191,10 @@ class PlainLayers(LayerArithmetic):
             self.leaps[node.name] = leap
 
     def _decide(self, node: Node, index: int) -> None:
-        """Tighten bounds by passes that end a few layers earlier, as long as that settles the signs of many entries."""
+        """Tighten bounds by passes that end a few layers earlier, as long as that settles the signs of many entries.
+
+        A known sign leaves nothing to relax, whatever the bounds are.
+        """
         name = node.inputs[index]
         for layers in FEW_LAYERS:
             first = self.depth[name] - layers

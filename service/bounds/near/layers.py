@@ -53,7 +53,9 @@ def near_values(network: Network, ball: Ball) -> Mapping[str, Near]:
 
 @dataclass(frozen=True, eq=False)
 class NearLayers:
-    """What is known of the distances of a network's values, by name; nothing over a box or part of a network."""
+    """What is known of the distances of a network's values, by name; nothing over a box, or if other ranks have a part
+    of the network.
+    """
 
     network: Network
     values: Mapping[str, Near]

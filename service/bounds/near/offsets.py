@@ -69,7 +69,9 @@ class NearPieces:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no offset gains anything; on a device, and for few entries, nobody asks."""
+        """Return whether the ball holds all that the boxes leave open in every instance, so that no offset gains
+        anything; on a device, and for few entries, nobody asks.
+        """
         if self._places is None:
             return False
         lower, upper, centre = (values[:, 0] for values in replace(self)._box)

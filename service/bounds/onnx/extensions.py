@@ -1,4 +1,7 @@
-"""Converters of onnxruntime's fused operators, and scikit-learn's; ``load`` compares each with onnxruntime."""
+"""Converters of operators beyond ONNX's own: onnxruntime's fused ones, and those of scikit-learn's models.
+
+``load`` compares each with onnxruntime, which runs them as they are.
+"""
 
 from __future__ import annotations
 

@@ -215,7 +215,9 @@ def check_at(model: Callable[[Tensor], Tensor], inputs: Tensor, runtime: Running
 
 
 def _nearby(x: Tensor) -> Tensor:
-    """Return inputs as near to ``x`` ``(features,)`` as other rounding would be: at a jump both sides are right."""
+    """Return inputs about as far from ``x`` ``(features,)`` as rounding in another order may move what is computed: at
+    a jump both sides are right.
+    """
     signs = np.random.default_rng(1).choice([-1.0, 1.0], size=(NEARBY, len(x)))
     step = 16 * torch.finfo(torch.float32).eps * (x.abs() + x.abs().amax().clamp(min=1e-3))
     return x + torch.from_numpy(signs).to(x) * step

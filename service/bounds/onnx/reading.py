@@ -47,7 +47,9 @@ _NUMERIC = "biufV"
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """Describes a model: ``shapes`` of every value that a call uses, for a batch of one, values of ``constants``."""
+    """Describes a model. ``shapes`` has every value that a call reads or writes, for a batch of one; ``constants`` has
+    values.
+    """
 
     calls: Sequence[Call]
     constants: Mapping[str, Array]

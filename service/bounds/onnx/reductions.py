@@ -26,7 +26,9 @@ def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] =
 
 
 def along_axis(function: Callable[[Tensor, int], Tensor]) -> Callable[[Call, Values, Shape], Tensor]:
-    """Return the converter of a function ``(x, dimension)`` along an axis; before opset 13, along all from there on."""
+    """Return the converter of a function ``(x, dimension)`` along an axis, which before opset 13 is over all dimensions
+    from the axis on.
+    """
 
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
         x, rank = values[0].float, len(shape)
@@ -94,7 +96,9 @@ def _rms_norm(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Normalise groups of an image's channels; scale and bias are per group before opset 21, then per channel."""
+    """Normalise groups of channels of images ``(batch, channels, …)``; scale and bias are per group before opset 21,
+    then per channel.
+    """
     groups, eps = int(call.attributes["num_groups"]), float(call.attributes.get("epsilon", 1e-5))
     if not all(value.constant for value in values[1:]):
         raise call.refuse("its scale or its bias depends on the input")

@@ -1,4 +1,6 @@
-"""Converters of updates: at constant places linear in old and new values, but for extremes and products."""
+"""Converters of updates. At constant places they are linear in what is updated and in what it becomes, but for extremes
+and products.
+"""
 
 from __future__ import annotations
 

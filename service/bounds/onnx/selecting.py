@@ -55,7 +55,9 @@ def _place_of(*, largest: bool) -> Converter:
 
 
 def place_of_largest(x: Tensor, dim: int, *, last: bool = False) -> Tensor:
-    """Return the place of the first largest entry along a dimension, kept with length 1; of the ``last``, if asked."""
+    """Return the place of the largest entry along a dimension, which stays with length 1: the number of places before
+    which all entries are less than the largest from there on; with ``last``, no more than it.
+    """
     entries = torch.split(x, 1, dim=dim)
     before, after = [entries[0]], [entries[-1]]
     for first, second in zip(entries[1:-1], reversed(entries[1:-1]), strict=True):
@@ -68,7 +70,9 @@ def place_of_largest(x: Tensor, dim: int, *, last: bool = False) -> Tensor:
 
 
 def _hard_max(call: Call, values: Values, shape: Shape) -> Converted:
-    """Return 1 at the first of the largest entries along an axis, and 0 elsewhere."""
+    """Return 1 at the first of the largest entries along an axis, and 0 elsewhere: no entry before it is as large, and
+    none after it is larger.
+    """
     return along_axis(partial(_first_of_largest, call))(call, values, shape)
 
 

@@ -29,7 +29,10 @@ NUMPY: Mapping[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32
 
 
 def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
-    """Write the model for bounds in ``dtype``. Raises :class:`UnsupportedModelError` if it cannot be read."""
+    """Write the model of an ONNX file's content, for bounds in ``dtype``.
+
+    Raises :class:`UnsupportedModelError` if it cannot be read.
+    """
     model = written_out(parse(content), values_of)
     found = describe(model)
     folder.mkdir(parents=True)
@@ -41,7 +44,10 @@ def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
 
 
 def store_type(folder: Path, content: bytes) -> None:
-    """Write only :func:`type_of` and :func:`stored_precision`. Raises :class:`UnsupportedModelError` likewise."""
+    """Write only what :func:`type_of` and :func:`stored_precision` return.
+
+    Raises :class:`UnsupportedModelError` if the file cannot be read.
+    """
     model = parse(content)
     folder.mkdir(parents=True)
     (folder / ABOUT).write_text(json.dumps({"type": _type_name(model), "precision": precision_of(model)}))

@@ -1,4 +1,6 @@
-"""Writes out branches that a constant chooses, loops with a constant number of rounds, and sequences."""
+"""Branches that a constant chooses, loops with a constant number of rounds, and sequences, written out as the nodes
+that they come to.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def written_out(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
 
 
 def _with_branches_taken(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
-    """Return the model without any ``If`` that does not ask the input; ``evaluate`` gives values of constants."""
+    """Return the model without any ``If`` that does not ask the input; ``evaluate`` gives values of constants.
+
+    Exporters write them where a shape decides, as for ``squeeze``.
+    """
     while chosen := constant_conditions(model, dependence_of(model)):
         values = evaluate(model, {node.input[0] for node in chosen.values()})
         taken = _without_nodes(model)
@@ -86,7 +91,9 @@ def _put_branch(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, condit
 
 
 def _with_loops_unrolled(model: onnx.ModelProto, evaluate: Evaluate) -> onnx.ModelProto:
-    """Return the model with loops' rounds in a row; ``evaluate`` gives constants, and other values for their shapes."""
+    """Return the model with the rounds of each loop one after the other; ``evaluate`` gives values of constants, and
+    values of others for their shapes.
+    """
     while counted := counted_loops(model, dependence_of(model)):
         wanted = {name for node in counted.values() for name in _deciding_values(node)}
         values = evaluate(model, wanted) if wanted else {}
@@ -139,7 +146,9 @@ class _NodeWriter(ABC):
 
 @dataclass(eq=False)
 class _Unrolling(_NodeWriter):
-    """A loop on its way into a graph: ``place`` begins the names that are added, ``read`` are names that are read."""
+    """One loop on its way into a graph; ``place`` begins the names of all that is added, ``read`` are names that are
+    read anywhere.
+    """
 
     node: onnx.NodeProto
     place: str

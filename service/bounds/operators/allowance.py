@@ -30,7 +30,10 @@ Propagate = Callable[[Sequence[Interval]], Interval]
 
 @dataclass(frozen=True)
 class Roundings:
-    """The most roundings of a coefficient, and of the bias in a step backward; ``over_ranks``: a sum over ranks too."""
+    """The most roundings of a coefficient on an input, and of the bias, in one step backward.
+
+    ``over_ranks``: a coefficient passes a sum over the ranks besides.
+    """
 
     coefficient: int = 0
     bias: int = 0
@@ -43,7 +46,10 @@ class Roundings:
 def backward_error(
     node: Node, inputs: Sequence[Interval], propagate: Propagate, coefficient: int, bias: int
 ) -> tuple[Tensor, Tensor]:
-    """Return ``E`` ``(batch, *node.shape)`` as above, and ``(batch,)`` for underflow; this rank's for its own value."""
+    """Return ``E`` ``(batch, *node.shape)`` as above for so many roundings, and ``(batch,)`` for underflow.
+
+    If a value differs by rank, both are this rank's.
+    """
     sizes = [magnitude(each) for each in inputs]
     if not coefficient and not bias:
         batch = len(sizes[0])

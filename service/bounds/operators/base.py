@@ -63,7 +63,9 @@ class Operator(ABC):
         return self.always_mixes
 
     def stretch(self, node: Node) -> float:
-        """Return a Lipschitz constant of the output by all inputs in one, both Euclidean; infinite if unknown."""
+        """Return a Lipschitz constant: the distance of two outputs is at most this times that of their inputs, all of
+        them as one vector, both Euclidean. Infinite where none is known.
+        """
         return inf
 
     @abstractmethod
@@ -93,7 +95,10 @@ class Operator(ABC):
 
 
 class LinearOperator(BackwardRules, Operator):
-    """An operator that is affine in its variable inputs. ``is_fresh``: :meth:`backward`'s result is held nowhere."""
+    """An operator that is affine in its variable inputs.
+
+    ``is_fresh``: :meth:`backward` returns one tensor that nothing else holds, so that more may be added to it.
+    """
 
     is_fresh: ClassVar[bool] = False
 
@@ -125,7 +130,9 @@ class LinearOperator(BackwardRules, Operator):
         return self.widened(node, inputs, self.interval(node, inputs, tp_group), tp_group).without_nan()
 
     def error(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> tuple[Tensor, Tensor]:
-        """Return the rounding error of :meth:`backward`, see :func:`~.allowance.backward_error`."""
+        """Return the rounding error of :meth:`backward`, see
+        :func:`~service.bounds.operators.allowance.backward_error`.
+        """
         roundings = self.roundings(node)
         coefficient = roundings.on_an_input(tp_group.axis.size)
         return backward_error(
@@ -145,7 +152,9 @@ class LinearOperator(BackwardRules, Operator):
         return None if rule is None else rule(self, node, rows, tp_group)
 
     def backward_in_ascent(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """Return :meth:`backward` with a gradient that may be rounded: it only looks for better relaxations."""
+        """Return :meth:`backward` with a gradient that may be rounded: it only decides where to look for better
+        relaxations.
+        """
         return self.backward(node, coefficients, tp_group)
 
 
@@ -225,7 +234,9 @@ class NonlinearOperator(Operator):
 
     @abstractmethod
     def pieces(self, node: Node) -> TwoPieces | None:
-        """Return the function's two straight pieces, one of which remains after a split where they meet, if any."""
+        """Return the function's two straight pieces, one of which remains after a split where they meet;
+        ``None`` for any other function.
+        """
 
     def breakpoint(self, node: Node, position: int) -> float | None:
         """Return the point at which a split of the input ``position`` leaves nothing to relax, if it exists."""
@@ -233,7 +244,9 @@ class NonlinearOperator(Operator):
         return pieces.breakpoint if pieces is not None and position == 0 else None
 
     def piece(self, node: Node, inputs: Sequence[Tensor], above: Tensor) -> Tensor:
-        """Return the function of ``inputs`` where the first is ``above`` its :meth:`breakpoint`, or not."""
+        """Return the function of ``inputs`` on one side of :meth:`breakpoint` of the first, ``above`` it or not; for an
+        operator that has one.
+        """
         pieces = self.pieces(node)
         assert pieces is not None
         return inputs[0] * torch.where(above, 1.0, pieces.slope).to(inputs[0])

@@ -1,4 +1,7 @@
-"""ONNX nodes as converters see them; operators list theirs by ONNX names in :attr:`Operator.onnx`."""
+"""ONNX nodes as converters see them: a call, and values with and without a batch of their own.
+
+An operator that ONNX also has lists its converters, by their ONNX names, in :attr:`Operator.onnx`.
+"""
 
 from __future__ import annotations
 

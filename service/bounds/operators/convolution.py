@@ -153,7 +153,9 @@ def _constant(node: Node, coefficients: Tensor) -> Tensor | None:
 
 
 PRODUCTS_FOR_ONE, MATRIX = 1.5, 2**22
-"""How many products of a matrix take as long as one of a convolution, on a CPU; entries of the largest matrix."""
+"""The number of products of a matrix that take as long as one of a convolution, on a CPU, and the entries of the
+largest matrix.
+"""
 _matrices: WeakKeyDictionary[Node, Tensor] = WeakKeyDictionary()
 
 
@@ -196,7 +198,10 @@ def _through_matrices(coefficients: Tensor, matrices: Tensor) -> Tensor:
 def _cropped(
     weight: Tensor, own: tuple[int, ...], shape: tuple[int, ...], geometry: list[Any]
 ) -> tuple[Tensor, list[int]]:
-    """Return a kernel less what is always outside of the image, and its padding, for ``own`` outputs of ``shape``."""
+    """Return a kernel without the part that lies outside the image at every position, and its padding.
+
+    ``own`` is the shape of the outputs, and ``shape`` that of the inputs.
+    """
     stride, padding, dilation, transposed, *_ = geometry
     left = [*padding]
     if transposed or set(dilation) != {1}:

@@ -107,7 +107,9 @@ class Curve(CurveShape):
         return down(height - (self.value_error(z, value) + 4 * UNIT * (line.abs() + height.abs()) + 4 * TINY))
 
     def _tangent(self, derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
-        """Return the least value over ``[start, end]`` of the height's tangent near where the height is level."""
+        """Return the least value over ``[start, end]`` of the height's tangent near the point at which the height is
+        level.
+        """
         point = _level(derivative, start, end, slope, sign).clamp(min=self.first_tangent)
         steep = derivative(point)
         rise = sign * (steep - slope)
@@ -120,7 +122,9 @@ class Curve(CurveShape):
 
 
 def _level(derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
-    """Return about where a monotone derivative equals ``slope``; if nowhere, the end where the height is lowest."""
+    """Return about where a monotone derivative equals ``slope``, or the end at which the height is lowest if it
+    nowhere does.
+    """
     first, last = derivative(start) - slope, derivative(end) - slope
     rising = first < 0
     low, high = start.expand_as(rising), end.expand_as(rising)

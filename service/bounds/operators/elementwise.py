@@ -20,7 +20,10 @@ from service.bounds.relaxation import Lines, Relaxation, Relaxed, RigorousStep
 
 
 class Elementwise(Operator):
-    """Each rank computes its own entries of a divided value; ``padding`` fills up constants to a width that divides."""
+    """Each rank computes its own entries of a value that is divided over ranks.
+
+    ``padding`` fills up constants if the width does not divide.
+    """
 
     padding: ClassVar[float] = 0.0
 

@@ -1,4 +1,6 @@
-"""``linear`` and ``addmm``: products with a constant matrix along the last dimension, and what all such share."""
+"""``linear`` and ``addmm``: products with a constant matrix along the last dimension, and the code that all such
+products share.
+"""
 
 from __future__ import annotations
 

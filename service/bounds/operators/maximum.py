@@ -161,7 +161,9 @@ class LinesOfDifference(Relaxed):
 
 @dataclass(frozen=True, eq=False)
 class _SlopesOfMaximum:
-    """Lines of the difference, with a free lower slope at ``open_`` entries; every entry has a parameter."""
+    """Lines of the difference with a free lower slope at ``open_`` entries; every entry has a parameter, so
+    that it has the same meaning on all bounds.
+    """
 
     relaxation: Relaxation
     open_: Tensor
@@ -178,7 +180,9 @@ class _SlopesOfMaximum:
 
 
 def _exact_where_stable(compared: Interval, lines: Relaxation) -> Lines:
-    """Set to 0 the intercepts that are 0 over the reals: of ReLU's lower lines, and of the piece of a decided one."""
+    """Set intercepts that are 0 over the reals to 0: those of lower lines of ReLU with slopes from 0 to 1, and
+    of the piece of a decided one.
+    """
     lower, upper = lines.lower_slope, lines.upper_slope
     is_below = (lower >= 0) & (lower <= 1)
     is_piece = ((compared.lower >= 0) & (upper == 1)) | ((compared.upper <= 0) & (upper == 0))

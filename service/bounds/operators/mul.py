@@ -114,7 +114,9 @@ class _ProductPlanes(Relaxed):
 
 @dataclass(frozen=True, eq=False)
 class _MiddlePlanes(_ProductPlanes):
-    """The means of both planes of each side, as steep as the product in the middle, where ends are finite."""
+    """The means of both planes of each side, with the slopes that the product has in the middle, where ends are
+    finite: what other terms cancel costs nothing then.
+    """
 
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)

@@ -137,7 +137,10 @@ def _places(slopes: Tensor, flattest: float) -> Tensor:
 
 
 def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
-    """Return the slope through an interval's ends around 0; with an infinite end, that of the piece on its side."""
+    """Return the slope of the line through the ends of an interval around 0.
+
+    With an infinite end only one slope can bound the function: that of the piece on that side.
+    """
     width = upper / 2 - lower / 2  # halved: the difference of large ends may overflow
     # A point has no chord; a division by its width would spoil the gradient even if the result is not used.
     chord = (upper / 2 - slope * (lower / 2)) / torch.where(width > 0, width, torch.ones_like(width))

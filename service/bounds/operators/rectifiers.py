@@ -130,7 +130,7 @@ def _softplus(beta: float) -> SmoothFunction:
 
 
 class Softplus(SmoothActivation):
-    """``log(1 + exp(β z)) / β`` as a function of the reals, without its numerical shortcut."""
+    """``aten.softplus(self, beta, threshold)`` as a function of the reals, without its numerical shortcut."""
 
     overloads = ("aten.softplus.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {"Softplus": entrywise(lambda x: functional.softplus(x, threshold=80.0))}

@@ -27,7 +27,9 @@ class Periodic(Activation):
     around_zero: ClassVar[SmoothFunction]
 
     def shifted(self, bounds: Interval) -> tuple[Interval, Tensor, Tensor, Tensor]:
-        """Return the interval moved by periods to around 0, the shift, its rounding error, and too wide entries."""
+        """Return the interval moved by whole periods to around 0, the shift, its rounding error, and the
+        entries that are too wide.
+        """
         wide = ~(bounds.width <= 2 * pi)
         zero = torch.zeros_like(bounds.lower)
         inner = Interval(torch.where(wide, zero, bounds.lower), torch.where(wide, zero, bounds.upper))
@@ -65,7 +67,9 @@ class Periodic(Activation):
         return self.interval(node, inputs, tp_group).without_nan()
 
     def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        """Return lines around 0, moved back by a rounded multiple of 2π; the function is no steeper than 1."""
+        """Return lines around 0, moved back: the shift is a rounded multiple of 2π, and the function no steeper than
+        1.
+        """
         inner, shift, error, wide = self.shifted(bounds)
         near = self.around_zero.curve.lines(inner, lower_slope, upper_slope)
         assert near.lower_intercept is not None

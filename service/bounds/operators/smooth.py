@@ -87,7 +87,10 @@ class SmoothFunction(CurveShape):
         return LineTable.of(self.lines(plain, bounds), torch.full_like(bounds.lower, 0.5))
 
     def lines(self, plain: Relaxation, bounds: Interval) -> Relaxation:
-        """Return lines ``(batch, STEPS, *shape)`` that touch the envelopes end to end, plain ones in the middle."""
+        """Return lines ``(batch, STEPS, *shape)`` that touch the envelopes from one end of the interval to the other.
+
+        The middle ones are the plain ones.
+        """
         inside = self._where(self._usable(bounds), bounds)
         points = self._points(inside)
         first, last = _chords(points, self.function(points), inside)
@@ -154,7 +157,9 @@ class SmoothFunction(CurveShape):
         return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 
     def _bracket(self, start: Tensor, end: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a bracket of f′(z) = slope between two points; without a solution it shrinks to an end."""
+        """Return a bracket of f′(z) = slope between two points; if there is no solution, the bracket shrinks to an
+        end.
+        """
         rising = self.derivative(start) < slope
         low, high = start.expand_as(rising), end.expand_as(rising)
         for step in range(-len(self.samples), BISECTIONS[start.dtype]):
@@ -166,7 +171,10 @@ class SmoothFunction(CurveShape):
         return low, high
 
     def _slopes(self, bounds: Interval) -> tuple[Tensor, Tensor]:
-        """Return slopes of both envelopes at the middle, over samples: lines of minimal mean distance touch there."""
+        """Return slopes of the convex and the concave envelope at the interval's middle, over sampled points.
+
+        A line of minimal mean distance touches the envelope there.
+        """
         points, middle = self._points(bounds), bounds.centre
         values = self.function(points)
         lower_slope = upper_slope = self.derivative(middle)
@@ -193,7 +201,10 @@ class SmoothFunction(CurveShape):
 
 @dataclass(frozen=True, eq=False)
 class _Tangents:
-    """Convex or concave by entry: a chord, and a tangent at a free point; ``plain`` lines where not ``usable``."""
+    """Convex or concave entry by entry: one line is the chord, the other touches at a free point of the interval.
+
+    ``plain`` are lines for entries whose interval is not ``usable``.
+    """
 
     smooth: SmoothFunction
     bounds: Interval

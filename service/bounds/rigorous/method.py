@@ -29,7 +29,10 @@ Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RigorousAnalysis:
-    """A network on boxes, rigorously bounded: ``backward`` has all intervals and steps, ``bounding`` bounds rows."""
+    """A network on a batch of boxes, whose bounds all hold in real arithmetic.
+
+    ``backward`` has the intervals and the steps of all nodes; ``bounding`` bounds rows through these.
+    """
 
     backward: RigorousPass
     options: BoundOptions
@@ -140,7 +143,10 @@ def _analysed(
 
 @dataclass(eq=False)
 class _RigorousLayers(LayerArithmetic):
-    """Rows of ``backward``, by ``bounding``, over the reals, the same for all instances; every node gets a step."""
+    """Rows of ``backward``, by ``bounding``, over the reals; every node gets a step of its own.
+
+    All instances have the same rows: those that any of them wants.
+    """
 
     backward: RigorousPass
     intervals: dict[str, Interval]

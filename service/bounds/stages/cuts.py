@@ -32,7 +32,10 @@ class _StageCut:
 
 
 def cut_graph(graph: Graph, placements: Mapping[str, Placement], stages: int) -> list[Graph]:
-    """Return the stages' graphs, each output the next one's input. Raises :class:`UnsupportedModelError`."""
+    """Return the stages' graphs: the output of each is the next one's input, with a node of :data:`INPUT` of its own.
+
+    Raises :class:`UnsupportedModelError` if there are too few places for a cut.
+    """
     cuts = _choose_cuts(graph, _possible(graph, placements), stages)
     ends = [_StageCut(1, (graph.input.name,), 0), *cuts, _StageCut(len(graph.nodes), (graph.output.name,), 0)]
     return [_part(graph, first, last) for first, last in pairwise(ends)]
@@ -80,7 +83,9 @@ def _choose_cuts(graph: Graph, possible: Sequence[_StageCut], stages: int) -> li
 
 
 Cost = Callable[[float, float, _StageCut], float]
-"""The cost of the stages up to a cut, from that of all but the last one, the last one's size, and the cut."""
+"""The cost of the stages up to a cut, from the cost of those before the last one, the size of the last one, and the
+cut.
+"""
 
 
 def _best(

@@ -13,7 +13,11 @@ from service.parallel.pipeline.transport import Transport, connect
 
 
 class StageLink:
-    """Messages between neighbouring stages, of any shape and type that both call for; ``to_…`` returns when sent."""
+    """Messages to the stages beside this one.
+
+    Tensors of any shape and type; both sides must call for the same message. A message has been sent when ``to_…``
+    returns.
+    """
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
         """Every rank of the job makes one at the same point."""

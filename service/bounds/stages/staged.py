@@ -275,7 +275,10 @@ def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, li
 
 
 def divide_into_stages(graph: Graph, axis: Axis, line: StageLink) -> Staged:
-    """Prepare this rank's stage of a whole graph, on all ranks; those that share a model over ``axis`` have parts."""
+    """Prepare a whole graph; this rank keeps its stage, on its device.
+
+    Every rank calls it. Ranks that share a model over ``axis`` each have their own part of the graph.
+    """
     check(graph)
     placements = place(graph)
     own = cut_graph(graph, placements, line.size)[line.rank].to(line.device)

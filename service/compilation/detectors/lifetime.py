@@ -47,7 +47,9 @@ def _messages(usage: Usage) -> Iterator[str]:
 
 
 def _suspects(observation: Observation) -> Iterator[str]:
-    """Yield a message, if results went wrong, on those that were overwritten while alive, and maybe read later."""
+    """Yield a message, if results went wrong, on those that were alive when they were overwritten, and may have
+    been read afterwards.
+    """
     alive = [each for each in observation.usage.overlapping if each.holders]
     wrong = not all(comparison.passed for comparison in observation.comparisons) or "overwritten" in observation.error
     if alive and wrong:

@@ -1,4 +1,6 @@
-"""Reports runs that still compile after every input shape, or break a graph although ``fullgraph`` is asked."""
+"""Reports a run that does not reach the speed of whole graphs: it still compiles when every input shape has been seen,
+or breaks a graph although the spec says ``fullgraph``.
+"""
 
 from __future__ import annotations
 

@@ -194,7 +194,9 @@ class _ModuleSearch:
     """Whether it ran out of time."""
 
     def smallest(self) -> str | None:
-        """Return the path of the smallest module found that fails alone; ``None`` if only several together fail."""
+        """Return the path of the smallest module that fails alone, or the smallest so far when time runs out;
+        ``None`` if only several together fail.
+        """
         units = tuple(build(self.program, self.case.phase, self.case.rung).units)
         unit = next((each for each in units if self.fails(each)), None)
         while unit is not None:

@@ -67,12 +67,16 @@ _KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "p
 
 
 PROCESSOR_S, CLOCK_S = 60, 300
-"""Limits in seconds: of a processor, the same on a busy machine; of the clock, for a wait that never ends."""
+"""Limits of a process in seconds: of a processor, which say the same on a busy machine, and of the clock, for one that
+waits for something that never comes.
+"""
 
 
 @dataclass(frozen=True)
 class ScriptOutcome:
-    """How a process ended: whether it showed the fault (``None``: not measured), and its last line, or its limit."""
+    """Says how a process ended: whether it showed the fault, and the last line that it printed. ``shown`` is ``None``
+    if that was not measured; ``said`` then has the limit that it reached.
+    """
 
     shown: bool | None
     said: str
@@ -157,7 +161,9 @@ def _process(command: list[str], timeout_s: float) -> ScriptOutcome:
 
 
 def _limit_processor_time(command: list[str]) -> list[str]:
-    """Return the command with a limit of processor time, set by a shell of its own: a rank may not set another's."""
+    """Return the command with a limit of processor time, for each of its processes. A rank may not set that of another
+    process, so a shell sets its own.
+    """
     return ["/bin/sh", "-c", f'ulimit -S -t {PROCESSOR_S}; exec "$@"', "sh", *command]
 
 
@@ -181,7 +187,9 @@ def _wait_for_end(
 
 
 def _kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its descendants: the script and its compile workers would outlive the bisector."""
+    """Kill a process and its descendants: the bisector runs the script in a process of its own, which would outlive it;
+    so would compile workers.
+    """
     started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.kill()
     for each in started:

@@ -16,7 +16,10 @@ _COMPILED_NODE = "CompiledFunctionBackward"
 
 @contextmanager
 def watched_backwards() -> Iterator[list[int]]:
-    """Count, for each backward within, its autograd graph's nodes that run a graph compiled by AOTAutograd."""
+    """Count, for each backward within, the nodes of its autograd graph that run a graph compiled by AOTAutograd.
+
+    ``Tensor.backward`` and pipelines call ``torch.autograd`` too.
+    """
     counts: list[int] = []
 
     def counting(run: Callable[..., Any]) -> Callable[..., Any]:

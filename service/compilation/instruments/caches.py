@@ -35,7 +35,9 @@ def empty_caches() -> Iterator[Path]:
 
 
 def take_machine_code(source: Path, target: Path) -> None:
-    """Copy the C++ compiler's output, which no portable cache holds, from ``source`` to the cache folder ``target``."""
+    """Copy the C++ compiler's output in ``source`` to the cache folder ``target``. Inductor knows it by its
+    source and flags: no portable cache holds it.
+    """
     for built in source.glob("*/*.so"):
         place = target / built.relative_to(source)
         if not place.exists():

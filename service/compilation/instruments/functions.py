@@ -35,7 +35,9 @@ _Result = TypeVar("_Result")
 
 
 def unobserved(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Return the function with its queries of tensors hidden from :class:`EagerFunctions`: it must not see itself."""
+    """Return the function with its queries of tensors hidden from :class:`EagerFunctions`: a monitor must not
+    record itself, nor take a tensor's refusal to tell its address for a read.
+    """
 
     @wraps(function)
     def hidden(*arguments: _Given.args, **named: _Given.kwargs) -> _Result:

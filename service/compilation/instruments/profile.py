@@ -88,7 +88,10 @@ def start_profiler(device: torch.device) -> None:
 
 
 def _events(profiler: profile) -> list[Any]:
-    """Return the profiler's raw events, which have no public name: displaying a large model's takes many seconds."""
+    """Return the profiler's raw events: its processing for display takes many seconds for a large model.
+
+    They have no public name.
+    """
     inner = internal_of(profiler, "torch.profiler.profile.profiler")
     results = None if inner is None else inner.kineto_results
     return [] if results is None else list(results.events())

@@ -66,7 +66,9 @@ class Recorder:
         return [record for record in _records() if not any(record is each for each in self.excused)]
 
     def evidence(self, warm_up: int, steady: int, switches: Iterable[str] = ()) -> CompilerEvidence:
-        """Return all records: nothing should compile from ``warm_up`` on, no CUDA graph record from ``steady`` on."""
+        """Return all records: from iteration ``warm_up`` on nothing should be compiled, from ``steady`` on no
+        CUDA graph recorded.
+        """
         records, utils = self._records(), _utils()
         forward = [record for record in records if record.is_forward is not False]
         failed = [record for record in forward if record.fail_type]
@@ -162,7 +164,9 @@ def _readable(reason: str) -> str:
 
 @contextmanager
 def _traced_hooks() -> Iterator[list[str]]:
-    """Yield a list of FSDP's hooks that Dynamo inlines within: they gather and reshard, and must stay outside."""
+    """Yield a list that gets FSDP's hooks that Dynamo inlines into a graph within: they gather and reshard parameters,
+    and must stay outside of graphs.
+    """
     found: list[str] = []
     inline = internal(_INLINE).__func__
 

@@ -101,7 +101,9 @@ class _Place:
     def place_results(
         self, results: Sequence[Any], inputs: Sequence[Any], elsewhere: frozenset[int], replays: Replays
     ) -> list[Any]:
-        """Return the results, copied into this place's memory unless they lie in an input's, or are ``elsewhere``."""
+        """Return the results, copied into this place's memory; those in the memory of an input, or ``elsewhere``, by
+        their number, stay there.
+        """
         hosted = (results[index] for index in elsewhere)
         given = {address_of(value) for value in (*inputs, *hosted) if isinstance(value, Tensor)}
         own = {

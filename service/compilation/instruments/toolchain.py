@@ -1,4 +1,7 @@
-"""Pays for a process's first kernel in advance: finds compilers, precompiles headers, kept for later jobs."""
+"""Pays the costs of a process's first generated kernel in advance: it finds compilers and precompiles headers.
+
+The results are kept in a folder of the host that outlives the job, for the next one.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +208,9 @@ def _keep_headers(folder: Path) -> None:
 
 
 def _header_to_prepare() -> Callable[[], Any] | None:
-    """Return a call that prepares generated kernels' header, for another thread; ``None`` if torch renamed it."""
+    """Return a call that prepares the header of generated kernels, in the folder for headers alone, so that another
+    thread may make it; ``None`` if torch names it otherwise.
+    """
     prepares = internal_if_there(_PREPARES)
     bindings = internal_if_there("torch._inductor.codecache.CppPythonBindingsCodeCache")
     if prepares is None or bindings is None:

@@ -104,7 +104,9 @@ def _is_transfer(node: fx.Node) -> bool:
 
 
 def on_host(graph: fx.GraphModule) -> frozenset[fx.Node]:
-    """Return the nodes of AOTAutograd's ``graph`` whose values are copies on the host, or derived from these."""
+    """Return the nodes of ``graph``, as AOTAutograd lowers it, whose values are copies on the host, or derived from
+    these.
+    """
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node.target is torch.ops.trivet.copy_to_host.default or not found.isdisjoint(node.all_input_nodes):

@@ -297,7 +297,9 @@ class _Gradients:
 
     @unobserved
     def confirm(self) -> None:
-        """Count suspects that a backward has added to, or that were changed in place; one dropped unread is none."""
+        """Count suspects that a backward has added to since, or that were changed in place. A gradient dropped unread
+        is no mistake, however many backwards of other parameters it outlives.
+        """
         self._suspects = [each for each in self._suspects if self._is_there(each)]
         self._count(lambda suspect, gradient: gradient._version != suspect.version)
 
@@ -338,7 +340,9 @@ class _Gradients:
 
 
 def _place(gradient: Tensor) -> int:
-    """Return a gradient's address; ``_INVALID`` if CUDA graphs have reused its memory while being recorded."""
+    """Return the address of a gradient; ``_INVALID`` if CUDA graphs have reused its memory while they were being
+    recorded.
+    """
     try:
         return address_of(gradient)
     except RuntimeError:

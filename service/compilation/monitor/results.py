@@ -1,4 +1,6 @@
-"""Records results of compiled calls: who holds them when replays write over them, and what reads them later."""
+"""Records the results of compiled calls: which objects still hold them when replays write over them, and which code
+reads them afterwards.
+"""
 
 from __future__ import annotations
 

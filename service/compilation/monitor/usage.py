@@ -66,7 +66,9 @@ class RetainedRead(Occurrence):
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """Counts results of a module's calls: gone before the next replays, copied by the boundary, or held over some."""
+    """Counts the results of one module's calls: gone before the next replays, copied by the boundary, or held
+    over at least one of them.
+    """
 
     consumed: int
     copied: int

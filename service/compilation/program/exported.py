@@ -62,7 +62,9 @@ def _tensor_at(module: Any, place: Sequence[str]) -> Tensor:
 
 
 def _graph_module(graph: ExportedGraph, exported: Exported, dtype: torch.dtype, device: torch.device) -> fx.GraphModule:
-    """Return the graph as a module of tensors and inputs; what it makes in float32 is made in ``dtype``."""
+    """Return the graph as a module that takes the tensors and the inputs; what it makes in float32 is made in
+    ``dtype``.
+    """
     built = fx.Graph()
     known = {name: built.placeholder(f"tensor_{index}") for index, name in enumerate(exported.tensors)}
     known |= {name: built.placeholder(f"input_{index}") for index, name in enumerate(inputs_of(exported))}
@@ -116,7 +118,10 @@ def _loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def exported_program(config: ExportedProgram, site: Site) -> ModelProgram:
-    """Return an uploaded module's program: its example, and random targets. ``ValueError`` if it cannot run."""
+    """Return the program of an uploaded module: its example in each step, and random targets for its first output.
+
+    Raises ``ValueError`` for a file that is none, or that this torch cannot run.
+    """
     path = site.layout.file(config.file)
     try:
         exported = read_exported(path)

@@ -48,7 +48,9 @@ def _copy(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class BatchedProgram:
-    """A program of a module over ``batches``, visited in turn: it trains by plain gradient descent."""
+    """A program of any module over ``batches``, visited in turn: it knows their device and period, and trains by plain
+    gradient descent.
+    """
 
     module: Callable[..., nn.Module]
     batches: tuple[SampleBatch, ...]

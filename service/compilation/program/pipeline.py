@@ -25,7 +25,10 @@ from service.schedules.schedule import Schedule
 
 @dataclass(frozen=True)
 class PipelineProgram(BatchedProgram):
-    """A ``Program`` over this rank's stages, compiled one by one; the last stage's rank has losses and outputs."""
+    """A ``service.models.program.Program`` over the stages of this rank, compiled one by one.
+
+    The rank of the last stage has the losses and outputs of each step.
+    """
 
     module: Callable[[torch.dtype, Part], nn.Module]
     """Makes a new stage of a dtype."""

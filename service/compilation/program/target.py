@@ -85,7 +85,11 @@ class Target:
 
 
 def target_of(spec: CompileSpec, context: RunContext, device: torch.device, resolver: Resolver = resolve) -> Target:
-    """Return the spec's program, of a model from ``resolver``. ``ValueError`` if mesh or data do not fit."""
+    """Return the spec's program, of a model that ``resolver`` finds.
+
+    Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
+    anything is compiled.
+    """
     mesh = meshes.build(spec.parallel, device.type)
     if spec.program is not None:
         program, own = make(spec.program, spec.parallel, Site(device, mesh, spec.seed, context.data))

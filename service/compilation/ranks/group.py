@@ -48,7 +48,9 @@ LIMITS = WaitLimits()
 
 
 class GroupLostError(Exception):
-    """Some ranks failed or did not come, while others waited. ``problems`` has the problem of each rank."""
+    """The group was left: some ranks failed, or did not come, while others waited. ``problems`` has the problem of
+    each rank.
+    """
 
     def __init__(self, problems: dict[int, str]) -> None:
         super().__init__("; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))

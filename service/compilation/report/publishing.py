@@ -1,4 +1,6 @@
-"""Publishes a check: the gate, with each phase's rung and gain, inside the report, and those rungs' code."""
+"""Publishes a check: the gate, with the rung that each phase may use and its gain, inside the whole report, and the
+compiled code of those rungs.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def gate(
 
 
 def why_unproved(proofs: Sequence[Proof]) -> str:
-    """Say why findings, or none, prove nothing: the self-test failed, or has not run. Empty if it proved all."""
+    """Say why findings, or their lack, prove nothing: the self-test failed, or has not run. Empty if it proved
+    every detector.
+    """
     if not proofs:
         return "the self-test has not run, so no detector is proved"
     failed = [
@@ -139,7 +143,9 @@ def why_unproved(proofs: Sequence[Proof]) -> str:
 
 
 def highest_safe(results: Sequence[Result], phase: Phase) -> Result | None:
-    """Return the last of the unbroken row of passes from the ladder's foot; one that does not apply breaks none."""
+    """Return the last rung of the unbroken row of passes from the foot of the ladder; one that does not apply breaks
+    no row.
+    """
     best = None
     for result in results:
         if result.case.phase == phase and result.verdict != "not_applicable":

@@ -28,7 +28,9 @@ WORDS: dict[Verdict, str] = {
 
 
 def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
-    """Tell each phase's highest allowed rung, the obstacle and the gain of compiling; then other observations."""
+    """Tell for each phase the highest allowed rung, the obstacle of the climb and the gain of compiling; then
+    add other observations.
+    """
     sentences = [f"Nothing may be compiled: {gate['closed']}."] if gate["closed"] else []
     for phase in gate["worth"]:
         of_phase = [result for result in results if result.case.phase == phase]

@@ -55,7 +55,10 @@ class Assessment:
         run: RecordedRun,
         follow: Callable[[BuiltProgram, Sequence[Snapshot]], tuple[RecordedRun, Usage]],
     ) -> None:
-        """Compare ``run`` of the compiled program, again if inconclusive; ``follow`` runs and watches one."""
+        """Compare ``run`` of the compiled program, and run that again if this is not conclusive.
+
+        ``follow`` runs and watches a compiled program, each iteration from one of the states.
+        """
         self.comparisons = list(compare_runs(run, self.baseline, self.plan.tolerance))
         self._excuse_draws(built, run)
         self._excuse_kinks(run)

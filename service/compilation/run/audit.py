@@ -67,7 +67,10 @@ def audit(
     baseline: Baseline,
     tolerance: Tolerance,
 ) -> Audit:
-    """Return the audit of unseen tensors ``keys`` after shuffled parameters; ``follow`` runs ``compiled``."""
+    """Return the audit of the unseen tensors ``keys`` after their program ran with shuffled parameters.
+
+    ``follow`` runs and watches ``compiled``, each iteration from one of the states.
+    """
     count = baseline.iterations
     starts = [baseline.eager.starts[0].shuffled(compiled, iteration) for iteration in range(count)]
     other = baseline.begun_like(record_uncompiled(compiled.program, compiled.phase, count, starts))

@@ -109,7 +109,9 @@ class Baseline:
     rounds_to_tf32: bool
     """Whether TF32 is allowed and changes anything."""
     hidden_by_tf32: float = 0.0
-    """How far TF32 moves eager's results, by their size, if that could hide errors: all else is in full float32."""
+    """How far TF32 moves eager's results, as a fraction of their size, if errors could hide in that: everything else is
+    then in full float32.
+    """
     unused: frozenset[str] = frozenset()
     """Parameters without a gradient that affect no loss, if that has been examined."""
 
@@ -136,7 +138,9 @@ class Baseline:
 
 @dataclass(frozen=True)
 class AwaitedBaseline:
-    """A baseline whose first run is known, and calls nothing in TF32 in any shape; ``complete`` awaits the rest."""
+    """A baseline whose first run is known, of a program that calls nothing in TF32 with any input shape; ``complete``
+    awaits the rest.
+    """
 
     first: FirstRun
     complete: Callable[[], Baseline]
@@ -334,7 +338,9 @@ class UncompiledRuns:
 
 
 def _moved_by_tf32(baseline: Baseline) -> float:
-    """Return how far TF32 moves eager's results at most, by a tensor's size: infinitely far for whole numbers."""
+    """Return how far TF32 moves eager's results at most, as a fraction of a tensor's size: infinitely far for whole
+    numbers, which it must not move.
+    """
     judged = list(all_of(baseline.oracles[: baseline.iterations]))
     if any(each.allowed.rms and not each.eager.is_floating_point() for each in judged):
         return math.inf

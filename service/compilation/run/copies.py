@@ -1,4 +1,6 @@
-"""Moves tensors and figures between host and device all at once: each copy waits for all that share the device."""
+"""Moves tensors between the host and a device, and reads figures from it, all at once: each copy and each reading waits
+for the work of all processes that share the device.
+"""
 
 from __future__ import annotations
 

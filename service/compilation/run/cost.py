@@ -67,7 +67,11 @@ class _Runner:
 def _race(
     eager: _Runner, compiled: _Runner, device: torch.device, agree: Callable[[float], float], settings: RaceSettings
 ) -> Race:
-    """Time both in turns, by durations that ranks ``agree`` on: collectives match only if all run equally often."""
+    """Time both in turns.
+
+    ``agree`` makes one duration out of those of all ranks: unless all run equally often, their collectives do not
+    match.
+    """
     for runner in (eager, compiled):
         runner.call()
     slower = agree(max(_block(eager, 1, device), _block(compiled, 1, device)))

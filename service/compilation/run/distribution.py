@@ -199,14 +199,18 @@ def _moments(values: Mapping[Key, Tensor], most: int) -> dict[tuple[Key, str], T
 
 
 def _labels(sizes: tuple[int, int], permutations: int, generator: torch.Generator) -> Tensor:
-    """Return assignments of samples to the groups, one a row, as weights of a difference of means, the true first."""
+    """Return assignments of samples to the two groups, one a row, as weights of a difference of means: the true one,
+    then random ones.
+    """
     truly = torch.cat([torch.ones(sizes[0]) / sizes[0], -torch.ones(sizes[1]) / sizes[1]]).double()
     drawn = [truly[torch.randperm(len(truly), generator=generator)] for _ in range(permutations)]
     return torch.stack([truly, *drawn])
 
 
 def _statistic(moment: Tensor, labels: Tensor, rounding: float) -> Tensor:
-    """Return for each row of ``labels`` the root mean square of the groups' mean differences, beyond rounding."""
+    """Return for each row of ``labels`` the root mean square of the differences between the groups' means, beyond
+    rounding.
+    """
     apart = (labels @ moment).abs()
     return (apart - rounding).clamp_min(0.0).square().mean(1).sqrt()
 

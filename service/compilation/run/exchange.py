@@ -37,7 +37,9 @@ class Exchange(Protocol):
     """Where several processes that need the same results find them."""
 
     def obtain(self, name: str, make: Callable[[], T], meanwhile: Callable[[], object] = _do_nothing) -> tuple[T, bool]:
-        """Return this name's result, and whether this process made it: the first does, others call ``meanwhile``."""
+        """Return the result of this name, and whether this process made it: the first to ask does; others call
+        ``meanwhile`` and wait.
+        """
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ def locked(
     waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     meanwhile: Callable[[], object] = _do_nothing,
 ) -> Iterator[None]:
-    """Lock this byte, within. If another process has, call ``meanwhile`` and enter ``waiting`` until it is free."""
+    """Keep other processes from locking this byte, within. If one of them has, call ``meanwhile`` and enter ``waiting``
+    until it lets it.
+    """
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
     except BlockingIOError:

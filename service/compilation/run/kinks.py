@@ -45,7 +45,9 @@ def doubtful(comparisons: Sequence[Comparison], iterations: int) -> tuple[Compar
 
 
 def jumps(program: Program, phase: Phase, baseline: Baseline) -> Mapping[Key, float]:
-    """Return how far each uncompiled tensor is off, by its size, when its numbers are moved by a few units."""
+    """Return how far each tensor of the uncompiled program is off at most, relative to its size, when its
+    numbers are moved by a few units.
+    """
     found: dict[Key, float] = defaultdict(float)
     eager = baseline.eager
     for units in _UNITS:

@@ -160,7 +160,10 @@ class _RungObserver:
         self.records.excuse()  # compilations of its own runs are no part of the judged iterations
 
     def _record_judged(self, built: BuiltProgram) -> tuple[RecordedRun, float]:
-        """Record the iterations that count; return the seconds that compiling added. Peak memory is after warm-up."""
+        """Record the iterations that count; return the seconds that compiling added to them, too.
+
+        Peak memory counts from the end of warm-up, without the compiler's own.
+        """
         seconds: list[float] = []
         compiled: list[bool] = []
         with self._monitored(built) as monitor:

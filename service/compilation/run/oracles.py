@@ -55,7 +55,9 @@ class Oracle:
 
     @property
     def unit(self) -> float:
-        """Return the absolute tolerance's factor: the scale, at most 1: a part of each element is permitted too."""
+        """Return the factor of the absolute tolerance: the scale, at most 1, since a part of each element is permitted
+        besides.
+        """
         return min(1.0, self.scale)
 
     @property
@@ -83,7 +85,9 @@ def oracles_of(
     tf32: tuple[Sequence[Tensors], Sequence[Tensors]] | None,
     device: torch.device,
 ) -> tuple[Mapping[Key, Oracle], ...]:
-    """Return how to judge each tensor of each iteration, by two eager runs, float64, and two that TF32 sets apart."""
+    """Return how to judge each tensor of each iteration, from the results of two eager runs, one in float64, and two
+    that TF32 sets apart; every rung is judged by the same.
+    """
     nothing: list[Mapping[Key, Any]] = [{}] * len(eager)
     allowed = [_apart_by_tf32(*pair, device) for pair in zip(*tf32, strict=True)] if tf32 else nothing
     return tuple(oracles_of_one(*each, device) for each in zip(eager, again, truth or nothing, allowed, strict=True))

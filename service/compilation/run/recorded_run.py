@@ -260,7 +260,9 @@ class Snapshot:
         return replace(self, values=tuple(_shuffle(each, before, generator) for each, before in pairs))
 
     def nudged(self, units: int) -> Snapshot:
-        """Return the same with each number that is not whole moved by ``units`` in the last place, at random."""
+        """Return the same with each number that is not a whole one moved by so many ``units`` in the last
+        place, up or down at random.
+        """
         return replace(self, values=tuple(_nudge(each, units, index) for index, each in enumerate(self.values)))
 
     def vary(self, built: BuiltProgram, iteration: int) -> None:
@@ -312,7 +314,9 @@ def _nudge(value: Tensor, units: int, index: int) -> Tensor:
 
 
 def _copy_state(state: Any, place: torch.device) -> Any:
-    """Return a copy of an optimizer's state in ``place``; tensors on the host, as a count of steps, stay there."""
+    """Return a copy of an optimizer's state, with its tensors in ``place``; those on the host, such as a count of
+    steps, stay there.
+    """
     if isinstance(state, Tensor):
         return state.detach().to(HOST if state.device == HOST else place, copy=True)
     if isinstance(state, dict):

@@ -1,4 +1,6 @@
-"""Chooses a tensor's numbers to compare: all of a small one; of a large one a sample, and signed sums of all."""
+"""Chooses the numbers of a tensor to compare: all of a small one; of a large one a sample, and signed sums over
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def _sample(local: Tensor) -> Tensor:
 
 
 def spread(sampled: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor like ``like`` with the elements of :func:`_sample` where they were taken, and 0 elsewhere."""
+    """Return a tensor of the shape of ``like`` with the elements that :func:`_sample` took where they were taken, and 0
+    elsewhere.
+    """
     whole = sampled.new_zeros(like.shape)
     whole.view(-1)[:: _stride(like) if like.numel() > KEPT else 1] = sampled.flatten()
     return whole

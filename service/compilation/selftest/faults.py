@@ -128,7 +128,9 @@ def reads_late(loop: FaultyLoop) -> Step:
 
 
 def reads_unseen(loop: FaultyLoop) -> Step:
-    """Return the previous step's choice, for one batch in every step, read by no torch function that is seen."""
+    """Return the choice of the previous step, for the same batch in every step, read without a torch function that is
+    seen.
+    """
     loop.boundary.step_boundary()
     chosen = loop.score(torch.ones(ROWS, FEATURES, dtype=loop.parts.dtype))
     last, loop.past = [*loop.past, chosen][0], [chosen]

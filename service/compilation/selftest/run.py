@@ -55,7 +55,9 @@ def self_test() -> tuple[Proof, ...]:
 
 @contextmanager
 def _older_objects_set_aside() -> Iterator[None]:
-    """Hide existing objects from the collector, among which a million imported ones hold no result."""
+    """Hide existing objects from the collector: holders of a result are searched for among all objects that it
+    knows, and none of a million imported ones is a holder.
+    """
     if gc.get_freeze_count():  # by the process that forked this one
         yield
         return
@@ -95,7 +97,9 @@ class SelfTest:
 
 
 def kept_or_run(run: Callable[[], tuple[Proof, ...]], folder: Path | None, device: str) -> SelfTest:
-    """Return the proofs in ``folder`` for this host, device, torch and Trivet, else ``run``'s, kept if all hold."""
+    """Return the proofs that ``folder`` holds for this host, device, torch and version of Trivet, else those of
+    ``run``, which are kept there if all hold.
+    """
     if folder is None:
         return SelfTest(run())
     path = folder / f"selftest-{_key(device)}.json"

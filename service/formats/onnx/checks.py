@@ -91,7 +91,9 @@ def _parts(sparse: Iterable[onnx.SparseTensorProto]) -> list[TensorProto]:
 
 
 def attributes_of(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto, onnx.AttributeProto]]:
-    """Yield every attribute of every node, also in nested graphs and functions, with a phrase for its place."""
+    """Yield every attribute of every node, also in graphs within attributes and in functions, with a phrase for its
+    place.
+    """
     open_ = [model.graph.node, *(function.node for function in model.functions)]
     while open_:
         for index, node in enumerate(open_.pop()):

@@ -26,7 +26,10 @@ class ChoiceError(OnnxError):
 
 
 def chosen(content: bytes, model: FromOnnx) -> bytes:
-    """Return a file's content with nothing left to choose. Raises :class:`OnnxError`, or :class:`ChoiceError`."""
+    """Return the content of a file in which nothing is left to choose, from one compressed by gzip or not.
+
+    Raises :class:`OnnxError`; a :class:`ChoiceError` if the file lacks the choice.
+    """
     if not model.choices():
         return content
     message = read_message(content)

@@ -72,7 +72,10 @@ def _message(content: bytes) -> onnx.ModelProto:
 def _join_weights(
     content: bytes, most: int, read_model: Callable[[bytes], onnx.ModelProto], tensors: Tensors
 ) -> onnx.ModelProto:
-    """Return a zip's model with its weights, looked for beside it only. Raises :class:`ArchiveError`."""
+    """Return the model of a zip, with all weights in it. Raises :class:`ArchiveError`.
+
+    The weights are looked for beside the model only: a path in it is never followed.
+    """
     with members_of_zip(content) as members:
         models = [member for member in members if member.path.suffix == ".onnx"]
         if len(models) != 1:

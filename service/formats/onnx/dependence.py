@@ -119,7 +119,9 @@ def counted_loops(model: onnx.ModelProto, found: Dependence) -> dict[int, onnx.N
 
 
 def working_nodes(model: onnx.ModelProto) -> list[Numbered]:
-    """Return the numbered nodes that depend on the input and that an output needs, in an order of execution."""
+    """Return the nodes, with their numbers, that depend on the input's values and that an output needs, in an order
+    of execution.
+    """
     return dependence_of(model).needed([output.name for output in model.graph.output])
 
 
@@ -161,7 +163,9 @@ def _varies_within(node: onnx.NodeProto, values: set[str]) -> bool:
 
 
 def _varying_inputs(node: onnx.NodeProto) -> Sequence[onnx.ValueInfoProto]:
-    """Return inputs of a body that may depend on the input: all but round and condition. A branch has none."""
+    """Return the inputs of a body that may depend on the input: all but the round and the condition. A branch
+    has none.
+    """
     if node.op_type == "If":
         return ()
     return list(body_of(node).input)[2 if node.op_type == "Loop" else 0 :]

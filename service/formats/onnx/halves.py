@@ -20,7 +20,9 @@ def precision_of(model: onnx.ModelProto) -> str | None:
 
 
 def with_precision_told(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its :func:`precision_of` noted, and float32 in bfloat16's place: it has all its numbers."""
+    """Return the model with its :func:`precision_of` noted, and with float32 in place of bfloat16: every
+    bfloat16 number is a float32 number, too.
+    """
     kept = [each for each in model.metadata_props if each.key != _PRECISION]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)

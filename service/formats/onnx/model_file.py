@@ -1,4 +1,6 @@
-"""Reads ONNX models without torch and without running them: what they take and give, and what can be bounded."""
+"""Reads ONNX models as far as possible without torch and without running them: what they take and give, and whether
+they can be bounded.
+"""
 
 from __future__ import annotations
 
@@ -68,12 +70,17 @@ class Outline:
 
 
 def parse(data: bytes) -> onnx.ModelProto:
-    """Return the model of a content, by gzip or not. Raises :class:`OnnxError` if it cannot be read."""
+    """Return the model of a file's content, compressed by gzip or not.
+
+    Raises :class:`OnnxError` if it cannot be read.
+    """
     return parse_unpacked(unpacked(data, LARGEST))
 
 
 def parse_unpacked(content: bytes) -> onnx.ModelProto:
-    """Return the model of a content that gzip left, or of a zip with its weights. Raises :class:`OnnxError`."""
+    """Return the model of a file's content that gzip did not compress, or of a zip with the files of its weights.
+    Raises :class:`OnnxError`.
+    """
     model = _with_every_output(content)
     found = dependence_of(model)
     return scores_only(model, found, supported(model, found))
@@ -109,7 +116,9 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def outline(path: Path, chosen: Callable[[bytes], bytes] = bytes) -> Outline | None:
-    """Return the outline that ``chosen`` makes of an upload; ``None`` if it is large. Raises :class:`OnnxError`."""
+    """Return the outline of the model that ``chosen`` makes of an uploaded file; ``None`` if the file is large.
+    Raises :class:`OnnxError`.
+    """
     if path.stat().st_size > LARGEST_READ:
         return None
     try:

@@ -71,7 +71,10 @@ def holds_padding_only(along: Sequence[NDArray[Any]]) -> bool:
 
 
 def pools_of_padding(model: onnx.ModelProto, nodes: Iterable[tuple[int, onnx.NodeProto]]) -> Iterator[int]:
-    """Yield the numbers of pools among ``nodes`` known to have such a window; ranks refuse what cannot be read."""
+    """Yield the numbers of the pools, among ``nodes`` in order of execution, that are known to have such a window.
+
+    What cannot be read is left to the rank, which refuses it by name.
+    """
     known = {
         each.name: lengths for each in (*model.graph.input, *model.graph.value_info) for lengths in _declared(each)
     }

@@ -26,7 +26,10 @@ def _may_be_larger(end: Fraction) -> bool:
 
 @dataclass(frozen=True)
 class InputIntervals:
-    """Known exact ends of inputs, and which are open. ``lines`` has each input's declaration, ``shown`` its name."""
+    """The known exact ends of the inputs' intervals, and which of them do not belong to the interval.
+
+    ``lines`` has each input's declaration, ``shown`` its name.
+    """
 
     lines: Mapping[int, int]
     shown: Callable[[int], str] = "X_{}".format
@@ -43,7 +46,9 @@ class InputIntervals:
         return self._within(index, is_upper, end, strict)
 
     def within(self, constraint: Halfspace) -> bool:
-        """Narrow a constraint's inputs in place, each by the ends of the others; return whether anything is left."""
+        """Narrow the intervals of the inputs of a constraint in place, each by the ends of the others; return whether
+        anything is left of them.
+        """
         for index, factor in constraint.coefficients:
             others = [self._least(each, part) for each, part in constraint.coefficients if each != index]
             if any(each is None for each in others):

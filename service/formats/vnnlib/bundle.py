@@ -144,7 +144,9 @@ class Source:
 
 
 def sources(path: Path) -> list[Source]:
-    """Return an uploaded file's queries; an archive's by name. Raises :class:`VnnlibError` or ``OSError``."""
+    """Return all queries of an uploaded file; those of an archive by name. Raises :class:`VnnlibError` or
+    ``OSError``.
+    """
     if _is_archive(path):
         try:
             with opened(path, "*.vnnlib or *.vnnlib.gz files") as members:

@@ -33,7 +33,9 @@ class _Inequality:
 
 
 def contradict(halfspaces: Sequence[Halfspace]) -> bool:
-    """Return whether no real outputs lie in all halfspaces, proved by exact elimination (Fourier and Motzkin)."""
+    """Return whether it is proved that no real outputs lie in all halfspaces: variables are eliminated one after the
+    other, exactly (Fourier and Motzkin).
+    """
     open_ = [
         _Inequality(
             {index: Fraction(factor) for index, factor in each.coefficients if factor},

@@ -38,7 +38,9 @@ _LETTERS = {"input": "X", "hidden": "Y", "output": "Y"}
 
 @dataclass(frozen=True)
 class DeclaredTensor:
-    """A network's tensor. ``kind`` is its element type as the file spells it, ``value`` names a hidden one in ONNX."""
+    """A tensor of a network. ``kind`` is its element type as the file spells it; ``value`` names a hidden value in the
+    ONNX file.
+    """
 
     name: str
     role: Role

@@ -96,7 +96,9 @@ class Expansion:
     comparisons: int = 0
 
     def check(self, parts: Sequence[Sequence[Conjunction]], near: Token) -> None:
-        """Raise :class:`VnnlibError` if the product of these alternatives is too large; repeating nothing is free."""
+        """Raise :class:`VnnlibError` if the product of these alternatives is too large, before it is made; one that
+        repeats nothing is not counted.
+        """
         disjuncts = prod(len(part) for part in parts)
         if disjuncts > MOST_DISJUNCTS:
             many = disjuncts if disjuncts < 10**12 else "very many"

@@ -142,7 +142,9 @@ def _tokens(tree: Sequence[Tree | None]) -> Iterator[Token]:
 
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", re.ASCII)
 MOST_DIGITS, MOST_EXPONENT = 1000, 1000
-"""The most digits, and the largest exponent, of a number: float64 is far within; larger ones are never built."""
+"""The most digits, and the largest exponent, of a number's text. Every float64 is far within; larger numbers are never
+built.
+"""
 MOST_BITS = 2**15
 """The most bits of a product's numerator, and of its denominator."""
 ZERO = Fraction(0)
@@ -179,7 +181,9 @@ def total(parts: Sequence[Expression]) -> Expression:
 
 
 class InputBound(NamedTuple):
-    """``X_place ≤ end`` if it is an upper one, or ``≥``; strictly if ``strict``. ``origin`` is its place there."""
+    """``X_place ≤ end`` if it is an upper one, or ``≥``; ``<`` or ``>`` if it is ``strict``. ``origin`` is its place in
+    the file.
+    """
 
     place: int
     is_upper: bool

@@ -43,7 +43,10 @@ _HEADERS: Mapping[tuple[int, int], Callable[[IO[bytes]], tuple[tuple[int, ...], 
 
 
 def check_claim(file: IO[bytes], size: int) -> None:
-    """Check the header of ``file`` against its ``size`` before memory is taken for it. Raises one of :data:`BROKEN`."""
+    """Compare the header that ``file`` of ``size`` bytes begins with to that size, before memory is taken for it.
+
+    Raises one of :data:`BROKEN`.
+    """
     version = npy.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of the format is none for numbers")
@@ -60,7 +63,9 @@ _LARGEST_NPZ = 2**34
 
 @dataclass(frozen=True)
 class ArraySamples:
-    """Real inputs ``(n, …)``, made float32 on request, axes in order and then flat; int64 labels ``(n,)``."""
+    """Inputs ``(n, …)`` of any real type, made float32 on request, with their axes in order and then flat; int64 labels
+    ``(n,)``.
+    """
 
     inputs: Tensor
     labels: Tensor

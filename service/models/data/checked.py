@@ -28,7 +28,9 @@ class SampleCheck:
     is_ignoring: bool
 
     def check(self, split: Split, indices: Tensor | None = None) -> None:
-        """Raise ``ValueError`` with the first sample's number not as declared; ``indices`` are of the whole split."""
+        """Raise ``ValueError`` with the number of the first sample that is not as declared; ``indices`` are those of
+        the whole split.
+        """
         numbers = torch.arange(len(split)) if indices is None else indices.cpu()
         if len(split.targets) != len(split):
             raise ValueError(f"{self.name} gives {len(split)} inputs and {len(split.targets)} targets")
@@ -131,7 +133,9 @@ def load(spec: DataSpec, layout: DataLayout | None = None) -> Dataset:
 
 
 def without_ignored(dataset: Dataset, reader: str) -> Dataset:
-    """Return the data for a ``reader`` for whom every label counts. Raises ``ValueError``, on disk when read."""
+    """Return the data set for a ``reader`` for whom every label counts. Raises ``ValueError``, for samples on disk when
+    one is taken, if it has others.
+    """
     found: list[Samples] = []
     for samples in (dataset.train, dataset.test):
         if isinstance(samples, CheckedSamples):

@@ -116,7 +116,10 @@ class _ResidentFeed:
 
 
 class StreamFeed:
-    """Feeds samples from disk: a thread reads ahead, and copies to CUDA leave pinned memory without blocking."""
+    """Feeds samples from disk: a thread reads the next batch while training uses this one.
+
+    Copies to a CUDA device leave from pinned memory and do not block the host.
+    """
 
     def __init__(self, resident: _ResidentFeed, device: torch.device) -> None:
         self._source, self._device = resident, device

@@ -18,7 +18,9 @@ from service.models.data.arrays import BROKEN, check_claim
 from service.models.data.sources import Split
 
 CHECKED_WHOLE = 2**26
-"""The most ids that are checked when a file opens, else windows of them. Every batch is checked when it is read."""
+"""The most ids that are all checked when a file is opened; of a larger one, evenly spaced windows are. Every batch is
+checked when it is read.
+"""
 WINDOWS, WINDOW = 1024, 2**14
 
 Ids = NDArray[Any]
@@ -69,7 +71,9 @@ class PackedTokens:
 
 
 def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
-    """Return all sequences of a file. ``ValueError`` with the field if it has none, or an id that is too large."""
+    """Return all sequences of a file. ``ValueError`` with the field where it holds no sequence, or an id that is too
+    large.
+    """
     ids = _map(file, field)
     count = (len(ids) - 1) // spec.sequence
     if count < 1:

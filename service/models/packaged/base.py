@@ -74,7 +74,10 @@ def explained(what: str, package: str) -> Iterator[None]:
 
 
 class Packaged(nn.Module):
-    """A package's module as a network, one tensor in, one out; frozen parts stay in evaluation, without gradients."""
+    """A package's module as a network of ours: one tensor in, one tensor out.
+
+    Frozen parts have no gradients, and stay in evaluation mode.
+    """
 
     def __init__(self, config: PackagedConfig, network: nn.Module) -> None:
         super().__init__()

@@ -53,7 +53,10 @@ class _ImageClassifier(Packaged):
 
 
 def build(config: HuggingfaceConfig, axis: Axis) -> nn.Module:
-    """Return the model, with random weights. Raises :class:`PackagedError` for what the package does not have."""
+    """Return the model, with random weights.
+
+    Raises :class:`PackagedError` for a type, a field or a task that the package does not have.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"  # read at the import
     transformers = imported("transformers")
     types = transformers.CONFIG_MAPPING
@@ -82,7 +85,9 @@ def _check_length(config: HuggingfaceConfig, described: Any) -> None:
 
 
 def _check_fields(given: dict[str, Any], kind: Any) -> None:
-    """Raise :class:`PackagedError` for a field that the type lacks, at any depth: the package would just take it."""
+    """Raise :class:`PackagedError` for a field that the type does not have, at any depth: the package would take it
+    without a word.
+    """
     for path, name, known in _unknown(given, kind, "model.config"):
         nearest = get_close_matches(name, known, n=4, cutoff=0.5)
         listed = f"; nearest are {', '.join(nearest)}" if nearest else ""

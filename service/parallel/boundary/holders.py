@@ -273,7 +273,9 @@ def _storage(tensor: Tensor) -> int:
 
 @dataclass
 class _HolderSearch:
-    """One look. ``variables`` are locals of the functions that run, in all threads: ``gc`` sees no frames of theirs."""
+    """One look. ``variables`` are the local ones of the functions that now run, in all threads: ``gc`` does not see
+    their frames.
+    """
 
     names: Mapping[int, str]
     variables: dict[int, list[_Variable]] = field(default_factory=dict)

@@ -105,7 +105,10 @@ _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class HeldResult:
-    """A result alive after the step after its own. ``holders`` are readable, such as ``Trainer.losses[3]``."""
+    """A result that was alive when the step after its own had ended.
+
+    ``holders`` are readable, such as ``Trainer.losses[3]``; none are known if only the autograd graph holds it.
+    """
 
     origin: Origin
     shape: tuple[int, ...]
@@ -133,7 +136,9 @@ class CallResult:
     returned: bool = True
 
     def held(self, tensors: Sequence[Tensor], holders: tuple[str, ...]) -> HeldResult:
-        """Return it as held by ``holders``; if it was not returned, ``tensors`` in its memory tell the shape."""
+        """Return it as held by ``holders``; for a result that was not returned, ``tensors`` in its memory tell the
+        shape.
+        """
         if self.returned or not tensors:
             return HeldResult(self.origin, self.shape, self.dtype, holders)
         return HeldResult(self.origin, tuple(tensors[0].shape), str(tensors[0].dtype), holders)

@@ -43,7 +43,10 @@ class StepBoundary:
         self._next_watch = watch
 
     def step_boundary(self) -> None:
-        """Begin a step. :class:`PendingBackwardError`, naming both places, if a backward is still to run."""
+        """Begin a step: nothing of the previous one is needed any more.
+
+        Raises :class:`PendingBackwardError`, naming both places, if a backward is still to run.
+        """
         if origins := self._pending.origins():
             raise PendingBackwardError(caller(outside=HERE), origins)
         if self._compiled is None:
@@ -123,7 +126,10 @@ class _Ran:
 
 
 class PendingBackwards:
-    """Watches forwards whose live autograd nodes have not run, without tensors or graphs; ``on_run`` hears of each."""
+    """Watches forwards whose autograd nodes are alive and have not run.
+
+    Holds neither tensors nor graphs. ``on_run`` hears of each when it runs.
+    """
 
     def __init__(self, on_run: Callable[[Origin], None] = lambda origin: None) -> None:
         self.on_run = on_run

@@ -73,7 +73,10 @@ class StepWatch:
 
 @contextmanager
 def intercepted(unit: nn.Module, call: Callable[[Callable[..., Any], Any, Any], Any]) -> Iterator[None]:
-    """Let ``call(run, arguments, named)`` make a compiled unit's calls: hooks would become part of its graphs."""
+    """Let ``call(run, arguments, named)`` make the calls of a compiled unit, which ``run(*arguments, **named)`` runs.
+
+    Hooks on the module would become part of its graphs.
+    """
     compiled: Any = internal_of(unit, "torch.nn.Module._compiled_call_impl")
 
     def intercept(*arguments: Any, **named: Any) -> Any:
@@ -95,7 +98,9 @@ def in_backward() -> bool:
 
 
 def parts_of(model: nn.Module) -> Parts:
-    """Return ``blocks`` of a model and their parts, as ``blocks.attention``; a compiled module's are not heard."""
+    """Return a model's ``blocks``, and what each of them is made of: ``blocks.attention`` of all. Within a compiled
+    module no calls are heard, so it has no parts.
+    """
     blocks = getattr(model, "blocks", None)
     if _is_compiled(model) or not isinstance(blocks, nn.ModuleDict):
         return {}

@@ -93,7 +93,10 @@ def damage(found: Checkpoint) -> str | None:
 
 
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Return unsharded tensors by names after ``prefix``, on the CPU, maybe mapped: do not write. No collective."""
+    """Return the unsharded tensors whose names start with ``prefix`` (cut off), on the CPU; no collective.
+
+    They may be mapped, and must not be written to.
+    """
     return {name: tensor.whole() for name, tensor in stored(path, prefix).items()}
 
 

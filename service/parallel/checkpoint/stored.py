@@ -103,7 +103,10 @@ class Stored:
 
 
 def stored(path: Path, prefix: str = "") -> dict[str, Stored]:
-    """Return tensors by global names after ``prefix``; no collective. ``ValueError`` if ``path`` is incomplete."""
+    """Return the tensors whose names start with ``prefix`` (which is cut off), under global names; no collective.
+
+    Raises ``ValueError`` when ``path`` isn't a complete checkpoint.
+    """
     require(path)
     pieces: dict[str, list[_Piece]] = defaultdict(list)
     for file in sorted(path.glob("*.safetensors")):

@@ -249,7 +249,9 @@ class PipelineRuntime:
                 self.transport.release(buffer)
 
     def _splitting_backward(self, step: _RunState, place: Place) -> AbstractContextManager[None]:
-        """Split a stage's backward within, if it should be split; both passes keep what its weight gradients need."""
+        """Split a stage's backward within this context, if it should be split; both passes keep what its weight
+        gradients need.
+        """
         if place[0] not in step.split:
             return nullcontext()
         return splitting_backward(step.weights.setdefault(place, WeightGradients()))

@@ -28,7 +28,9 @@ DTYPES = (
 
 
 class Direction(IntEnum):
-    """How a message crosses a boundary: activations, like bounds, to the next stage; gradients to the one before."""
+    """Says which way a message crosses a boundary: activations, like bounds, go to the next stage; gradients to the one
+    before.
+    """
 
     ACTIVATION = 0
     GRADIENT = 1
@@ -111,7 +113,9 @@ def encode_header(kind: TensorKind, tag: int) -> Tensor:
 
 
 def decode_header(header: Tensor, tag: int) -> TensorKind:
-    """Return the tensor that a header announces. Raises :class:`TransportError` for anything or any header else."""
+    """Return the tensor that a header announces. Raises :class:`TransportError` for anything else, or another message's
+    header.
+    """
     magic, announced, dtype, dimensions, *shape = header.tolist()
     if magic != _MAGIC or not 0 <= dtype < len(DTYPES) or not 0 <= dimensions <= MAX_DIMENSIONS:
         raise TransportError(f"expected the header of tag {tag}, got {header.tolist()}")

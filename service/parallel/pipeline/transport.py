@@ -244,7 +244,10 @@ class Channels:
 
 
 def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
-    """Return channels between neighbouring stages, on all ranks; :class:`DisagreementError` if owners differ."""
+    """Return channels between the owners of neighbouring stages; every rank of the job must call it at the same point.
+
+    Raises :class:`DisagreementError` on all of them if one names other owners.
+    """
     agree({"the stages' owners": tuple(owners)})
     if not mesh.pp.group:
         return Channels(mesh.pp_ranks, has_tags=True, groups={})

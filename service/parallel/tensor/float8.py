@@ -103,7 +103,10 @@ def scaled(x: Tensor, dtype: torch.dtype) -> Scaled:
 
 
 def product(left: Scaled, right: Scaled, dtype: torch.dtype) -> Tensor:
-    """Return ``left · right`` in ``dtype``, row- by column-major; only e4m3 sums in the shorter accumulators."""
+    """Return ``left · right`` in ``dtype``; the left factor is row-major, the right one column-major.
+
+    Only e4m3 products sum in the faster, shorter accumulators: gradients need the longer ones.
+    """
     fast = left[0].dtype == right[0].dtype == OPERAND and left[0].is_cuda
     # By its name, since compilers trace this; :func:`apply_float8` has made sure that torch has it.
     return torch._scaled_mm(left[0], right[0], scale_a=left[1], scale_b=right[1], out_dtype=dtype, use_fast_accum=fast)

@@ -242,7 +242,10 @@ class RowParallelLinear(nn.Module):
 
 
 class OnEveryRank(nn.Module):
-    """Calls ``module`` with this rank's parameters, on replicated values; its ``forward`` is alike on all ranks."""
+    """Calls ``module`` with this rank's parameters, which are DTensors where the mesh has ``tp`` ranks.
+
+    Inputs and outputs are replicated; the module's ``forward`` must not depend on the rank.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -92,7 +92,9 @@ def global_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def state_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield a state dict's buffers, each once: running statistics and the like, whole and equal on all ranks."""
+    """Yield the buffers that a state dict holds, each once: running statistics and their like. They are whole on every
+    rank, and equal on all.
+    """
     persistent = {
         id(value)
         for part in module.modules()

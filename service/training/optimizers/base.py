@@ -82,4 +82,6 @@ class Rule:
 
 
 Factory = Callable[[Any, Sequence[UpdateGroup], torch.device], Sequence[Rule]]
-"""Makes an :class:`~service.jobs.plugins.OptimizerKind`'s rules. Each parameter of the groups is in one rule."""
+"""Makes the rules of a configuration; an :class:`~service.jobs.plugins.OptimizerKind` names one. Each parameter of the
+groups is in one rule.
+"""

@@ -12,7 +12,9 @@ from service.training.optimizers.base import Rule, UpdateGroup
 
 
 def sgd(config: specs.SgdConfig, groups: Sequence[UpdateGroup], device: torch.device) -> list[Rule]:
-    """Return SGD's one rule. A momentum that begins at zero is torch's own, which begins at the first gradient."""
+    """Return the one rule of a job whose optimizer is SGD. A momentum that begins at zero is torch's own, which
+    begins at the first gradient.
+    """
     optimizer = SGD(
         [group.of_torch() for group in groups], momentum=config.momentum, nesterov=config.nesterov, foreach=True
     )

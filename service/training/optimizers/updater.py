@@ -39,12 +39,16 @@ class Updater:
             rule.optimizer.zero_grad()
 
     def prime(self, step: int, behind: Mapping[Tensor, int]) -> None:
-        """Give the rules the state that they would have by ``step``; ``behind`` are :meth:`behind`'s counts then."""
+        """Give the rules the state that they would have created by ``step``; ``behind`` are the counts of
+        :meth:`behind` then.
+        """
         for rule in self.rules:
             rule.prime(step, behind)
 
     def behind(self, step: int) -> dict[Tensor, int]:
-        """Return counts of parameters that had no gradient in some step until ``step``, as of skipped layers."""
+        """Return the counts of parameters that had no gradient in some step until ``step``, as a layer that is skipped
+        at random has none: their rules have left them as they were.
+        """
         return {parameter: count for rule in self.rules for parameter, count in rule.behind(step).items()}
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
@@ -64,7 +68,10 @@ class Updater:
 def updater_for(
     config: OptimizerConfig, stages: Iterable[nn.Module], whole: nn.Module, device: torch.device
 ) -> Updater:
-    """Return a rank's updater of the ``whole`` model. :class:`OptimizerError` for unknown patterns, or all frozen."""
+    """Return the updater of this rank's stages; ``whole`` is the whole model, on any device.
+
+    Raises :class:`OptimizerError` for a pattern that no parameter has, and if all are frozen.
+    """
     for path, message, got, expected in config.check([name for name, _ in global_parameters(whole)]):
         raise OptimizerError(f"{path}: {message}: {got!r}; expected {expected}")
     stages = list(stages)

@@ -57,7 +57,10 @@ class _SourceBatches:
 
 
 def run(spec: RunSpec, context: RunContext) -> dict[str, Any] | None:
-    """Run ``spec``'s program on all ranks; rank 0 returns the result. Attempts go on after the last whole file."""
+    """Run the program by ``spec``; every rank calls this, rank 0 returns the result.
+
+    Each rank writes the outputs of its steps; a later attempt goes on after the last whole file.
+    """
     with joined(context.device_type) as device:
         ready = prepare_program(spec, context, device, lambda program: _check_able(spec, program))
         trained = _take_weights(spec, ready)
@@ -109,7 +112,9 @@ class _Inference:
             ready.context.report.progress(self.step, self.total, "steps")
 
     def _begins_at(self, ready: PreparedProgram, feed: _SourceBatches | None) -> int:
-        """Return the steps all ranks have in whole files; a program with its own batches must resume from there."""
+        """Return the steps that every rank has in whole files; a program with batches of its own must be able to go on
+        from there.
+        """
         if feed is None and not takes(ready.program.inference, FIRST):
             return 0
         done = torch.tensor(min(self.files.done(), self.total), device=ready.device)

@@ -82,7 +82,9 @@ def takes(function: Callable[..., Any], argument: str) -> bool:
 def prepare_program(
     spec: TrainSpec | RunSpec, context: RunContext, device: torch.device, check: Callable[[Program], None]
 ) -> PreparedProgram:
-    """Build and compile ``spec``'s program, on every rank; nothing is written. ``check`` sees it before it is built."""
+    """Build and compile the program of ``spec``; every rank calls this, and nothing is written. ``check`` sees the
+    program before it is built.
+    """
     config = spec.program
     assert config is not None
     seed_all(spec.seed, "data")  # alike on all ranks

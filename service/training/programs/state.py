@@ -51,7 +51,9 @@ class ProgramCheckpoints(Checkpoints):
         super().save(step, loss, evaluations)
 
     def _check_alike(self) -> None:
-        """Raise :class:`LackingError` on every rank for a whole tensor that differs by rank: checkpoints have one."""
+        """Raise :class:`LackingError` on every rank for a whole tensor that ranks have by one name, and that differs:
+        a checkpoint has one of each.
+        """
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return
         plain = {name: value for name, value in self.state().items() if not isinstance(value, DTensor)}

@@ -53,7 +53,10 @@ def attack(
 def attack_from_many_samples(
     model: ModelUnderVerification, specification: Specification, samples: int, seed: int, deadline: float
 ) -> Counterexample | None:
-    """Attack by short steps from the best of very many samples, in a search, whatever the job's budget."""
+    """Attack by short steps from the best of very many random inputs: counterexamples may be rare.
+
+    It is part of a search over inputs, whatever the job's budget for the attack before it.
+    """
     settings = model.settings.attack
     restarts = max(settings.search_restarts, settings.search_restarts_per_disjunct * specification.disjunct_count)
     descent = _ProjectedGradientDescent(model, specification, deadline, seed, restarts)
@@ -140,7 +143,9 @@ class _ProjectedGradientDescent:
         return x, excess_at(self.model, self.specification, x, self.batch_size)
 
     def _first_steps(self, between: tuple[float, float]) -> Tensor:
-        """Return first steps' lengths ``(restarts, 1)`` as shares of the width: eight for each target, geometric."""
+        """Return the lengths of the first steps ``(restarts, 1)`` as shares of the box's width: eight for each target,
+        in geometric order.
+        """
         shortest, longest = between
         steps = shortest * (longest / shortest) ** ((self.turns % 8) / 7)
         return steps.unsqueeze(1).to(self.model.dtype)

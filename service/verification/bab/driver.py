@@ -248,7 +248,9 @@ class _Decider:
         return result, technique
 
     def _courses(self, specification: Specification) -> list[Course]:
-        """Return the searches that may decide it: of more than a few inputs, activations are split first."""
+        """Return the searches that may decide a specification. If more than a few inputs vary, half a box is
+        hardly easier than the box, so activations are split first.
+        """
         settings, splittable = self.model.settings, _has_activations(self.model)
         technique = technique_for(specification, settings.inputs.most_inputs)
         found = [technique]

@@ -73,7 +73,10 @@ class _InvpropObjective(DualObjective):
 
 
 class Invprop:
-    """Tightens hidden values' bounds for disjuncts of ``objective``; all ranks of ``work`` call the same in order."""
+    """Tightens the bounds of hidden values for the disjuncts of ``objective``, which takes the results.
+
+    All ranks that share the ``work`` call the same methods in the same order.
+    """
 
     def __init__(
         self,

@@ -41,7 +41,9 @@ def has_steps(graph: Graph) -> bool:
 
 
 class RampedGraph(ExecutableGraph):
-    """``(n, features)`` to ``(n, outputs)``, with gradients as of ramps (straight-through, Bengio et al., 2013)."""
+    """``(n, features)`` to ``(n, outputs)``: the function itself, with the gradients of one whose steps are ramps
+    (straight-through, Bengio et al., 2013).
+    """
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
@@ -136,7 +138,9 @@ class ModelUnderVerification:
 
     @property
     def ramped(self) -> RampedGraph | None:
-        """Return the model in float64 with ramps for steps; ``None`` without steps, or if other ranks have a part."""
+        """Return the model in float64 with steps that pass gradients; ``None`` if it has no steps, or if other
+        ranks have a part of it.
+        """
         if not self.engine.is_alone or not has_steps(self.network.graph):
             return None
         module = self.float64_module
@@ -168,7 +172,10 @@ class ModelUnderVerification:
         return result
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Return differentiable outputs at ``(n, features)``, equal to the last bit on tensor-parallel ranks."""
+        """Return the outputs for inputs ``(n, features)``, differentiable.
+
+        On tensor-parallel ranks they are equal to the last bit, so that decisions from them are too.
+        """
         tp_group = self.network.tp_group
         return tp_group.agree(self.module(tp_group.agree(x)))
 

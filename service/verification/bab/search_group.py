@@ -67,7 +67,10 @@ class WorkTransfer(Protocol):
     """A rank's open subproblems, which can be handed over as rows of numbers."""
 
     def give(self, count: int, width: int) -> Tensor:
-        """Take out ``count`` subproblems, padded to float64 ``(count, width)``; all stay if memory runs out."""
+        """Take out ``count`` subproblems: float64 ``(count, width)``, where ``width`` is at least their own.
+
+        If memory runs out, all of them stay.
+        """
 
     def receive(self, rows: Tensor) -> None:
         """Put in the subproblems that another rank gave."""
@@ -125,7 +128,10 @@ class SearchGroup:
         return GroupState(everyone, self.first(counterexample, device), moves)
 
     def rebalance(self, state: GroupState, transfer: WorkTransfer, device: torch.device) -> list[Tensor]:
-        """Carry out the planned moves, and return this rank's rows; all go back if a rank has no memory for its own."""
+        """Carry out the planned moves, and return the rows for this rank.
+
+        If a rank has no memory for them, all rows go back to their senders.
+        """
         if not state.moves:
             return []
         given, everything = list[Tensor](), None

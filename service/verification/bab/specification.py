@@ -99,7 +99,9 @@ class Specification:
         return kind.within(middle, kind.room(middle, self.ball.size), ends, torch.float64)
 
     def reached(self, x: Sequence[float], outputs: Interval) -> bool:
-        """Return whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs between these."""
+        """Return whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs ``(outputs,)``
+        between these.
+        """
         return self.reached_by(x, outputs.lower.tolist(), outputs.upper.tolist())
 
     def reached_by(self, x: Sequence[float], lower: Sequence[Number], upper: Sequence[Number]) -> bool:
@@ -113,7 +115,10 @@ class Specification:
         )
 
     def lost(self, dtype: torch.dtype, reach: Tensor) -> Tensor:
-        """Return how far rows ``(rows,)`` in a type are from exact ones, for outputs of at most ``reach`` in size."""
+        """Return the largest difference of rows ``(rows,)`` in a type from the exact ones.
+
+        Outputs are at most ``reach`` ``(outputs,)`` in size.
+        """
         error = self.residues + (self.rows - self.rows.to(dtype).double()).abs()
         return (1 + 1e-9) * torch.where(error > 0, error * reach, 0).sum(dim=1)
 
@@ -158,7 +163,9 @@ class Specification:
         return start.scatter_reduce(1, index, values, "amax")
 
     def distance_to_nearest(self, excess: Tensor) -> Tensor:
-        """Return the distance ``(n,)`` of an :meth:`excess` ``(n, rows)`` from a disjunct: 0 or less satisfies it."""
+        """Return the distance of inputs with an :meth:`excess` ``(n, rows)`` from satisfying the nearest
+        disjunct, ``(n,)``: 0 or less satisfies it.
+        """
         return self.per_disjunct(excess).amin(dim=1)
 
 

@@ -172,14 +172,18 @@ class StepSides:
         return torch.cat([*moved, first, second])
 
     def _between(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the inputs in the middle by the model's own numbers: near 0, halvings of a distance would be many."""
+        """Return the inputs that have as many numbers of the model's own type on either side, up to one: beside 0, or
+        beside a small number, halves of a distance would be many.
+        """
         low, high = (_rank(each.to(self.own)) for each in (first, second))
         # The mean of two whole numbers, rounded down: their sum may be beyond the largest one.
         return _of_rank((low >> 1) + (high >> 1) + (low & high & 1), self.own).double()
 
     @torch.no_grad()
     def _confirm_counterexample(self, x: Tensor) -> Counterexample | None:
-        """Return the first input that the model confirms; the earlier one of those equally far beyond thresholds."""
+        """Return the first of the inputs that the model confirms. Of those that are equally far beyond the thresholds
+        the earlier ones come first.
+        """
         specification = self.specification
         parts = self.model.in_parts(
             len(x), self.batch_size, lambda part: specification.excess(self.graph(x[part]), x[part])

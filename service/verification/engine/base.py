@@ -90,7 +90,10 @@ RIGOROUS = Arithmetic(
 
 @dataclass(frozen=True, eq=False)
 class BoundingEngine(ABC):
-    """Bounds one model, ``network`` its part on ``device``. All its ranks call the same methods in the same order."""
+    """Bounds one model. All ranks that have it together call the same methods in the same order.
+
+    ``network`` is this rank's part of the model, on ``device``.
+    """
 
     network: Network
     arithmetic: Arithmetic
@@ -169,7 +172,9 @@ class BoundingEngine(ABC):
         return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, options))
 
     def exact_outputs(self, x: Tensor, deadline: float = inf) -> Values | None:
-        """Return the outputs at ``(features,)`` without any rounding, if needed and possible by ``deadline``."""
+        """Return the outputs at an input ``(features,)`` without any rounding, if counterexamples need that and
+        it is possible until ``deadline``.
+        """
         if not self.is_alone:
             return None
         return self.arithmetic.certifying(lambda: exact_outputs(self.network, x, deadline))

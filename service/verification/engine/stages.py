@@ -15,7 +15,9 @@ from service.verification.engine.base import PLAIN, Arithmetic, BoundingEngine
 
 
 class StagesEngine(BoundingEngine):
-    """A :class:`BoundingEngine` of one stage, whose ranks may share it; boxes and rows are the whole model's, flat."""
+    """A :class:`BoundingEngine` whose network is one stage of the model; the ranks of a stage may share it by tensor
+    parallelism. Boxes and rows are of the whole model, and flat.
+    """
 
     def __init__(self, staged: Staged, arithmetic: Arithmetic = PLAIN) -> None:
         sizes = staged.outputs, staged.entries, staged.widest

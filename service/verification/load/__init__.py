@@ -73,7 +73,10 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
 
 
 def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[Task | RefusedModel]:
-    """Yield each model's task with its instances, or why there is none; on a mesh, unsupported ones raise."""
+    """Yield, for each model of the archive, a task with its instances, or the reason why there is none.
+
+    On a mesh an unsupported model raises, since every rank would have to skip it.
+    """
     archive = data.file(file)
     try:
         with bundle(archive) as opened:

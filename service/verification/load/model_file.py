@@ -38,7 +38,9 @@ PropertyOfSizes = Callable[[tuple[int, int]], Property]
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """An ONNX file, read only when needed. ``name`` depends on the content alone; ``size`` is the file's bytes."""
+    """An ONNX file, whose content is read only when needed. ``name`` depends on the content alone; ``size`` is the
+    file's bytes, compressed or not.
+    """
 
     cache: Path
     name: str

@@ -83,7 +83,9 @@ class TaskLoader:
         return NetworkEngine(prepare(module, input_shape, self.mesh.tp), self.arithmetic, self.device)
 
     def engine_of_content(self, module: nn.Module, input_shape: Sequence[int], content: str) -> BoundingEngine:
-        """Return the engine of a module that this rank has whole, traced now or by an earlier job of ``content``."""
+        """Return the engine of a module that this rank has whole, traced now or by an earlier job; ``content`` names
+        its file.
+        """
         self.report.phase("preparing")
         like = next(chain(module.parameters(), module.buffers()))
         graph = self.traces.graph(content, like.dtype, like.device, lambda: capture(module, input_shape))

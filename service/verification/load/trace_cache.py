@@ -54,7 +54,9 @@ class TraceCache:
     folder: Path | None = None
 
     def graph(self, model: str, dtype: torch.dtype, device: torch.device, trace: Callable[[], Graph]) -> Graph:
-        """Return a model's trace for this type and device, by its content; ``trace()`` makes it if none can be read."""
+        """Return the trace of a model, named by its content, for bounds in this type on this device;
+        ``trace()`` makes it if none is kept, or the kept one cannot be read.
+        """
         if self.folder is None:
             return trace()
         name = hashlib.sha256(f"{model}\n{dtype} {device}\n{CODE}".encode()).hexdigest()

@@ -69,7 +69,9 @@ def queried(spec: VnnlibProperty, features: int, outputs: int, layout: DataLayou
 
 
 def paired(opened: Bundle) -> Queried:
-    """Read an archive's queries, each of its own model. Raises :class:`PropertyError` if one cannot be read."""
+    """Read the queries of an archive's pairs, each about its own model. Raises :class:`PropertyError` if a
+    query cannot be read.
+    """
     queries: dict[str, Query] = {}
     for pair in opened.pairs:
         if pair.query not in queries:

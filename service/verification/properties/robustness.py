@@ -116,7 +116,10 @@ def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
 def robust_samples(
     spec: RobustnessProperty, features: int, classes: int, layout: DataLayout | None = None
 ) -> RobustSamples:
-    """Return the first ``count`` test samples; :class:`PropertyError` if they do not fit. ``layout`` has uploads."""
+    """Return the first ``count`` test samples; raise :class:`PropertyError` if the data does not fit.
+
+    ``layout`` has uploaded files.
+    """
     asked = spec.robustness
     samples = first_samples(spec, layout)
     own, gives = samples.inputs.shape[1], asked.data.gives

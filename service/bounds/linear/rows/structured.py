@@ -36,7 +36,10 @@ class StructuredRows(ABC):
 
 @dataclass(frozen=True, eq=False)
 class GatheredRows(StructuredRows):
-    """Rows ``index`` ``(batch or 1, rows)`` of a constant ``matrix`` ``(m, n)``, and negatives if ``mirrored``."""
+    """Rows of a constant ``matrix`` ``(m, n)``: those that ``index`` ``(batch or 1, rows)`` names.
+
+    With ``mirrored`` their negatives follow.
+    """
 
     matrix: Tensor
     index: Tensor

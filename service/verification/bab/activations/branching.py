@@ -32,7 +32,10 @@ class Branched:
 
 @dataclass(frozen=True, eq=False)
 class _Candidates:
-    """Entries ``index`` ``(n, k)`` that may be split ``at`` a value, first multipliers, and ``prior`` scores."""
+    """Entries ``index`` that may be split ``at`` a value, ``(n, k)``, and first multipliers of both halves.
+
+    ``prior`` decides if bounds of the halves show no gain.
+    """
 
     index: Tensor
     at: Tensor

@@ -58,7 +58,10 @@ class Certificates:
         return torch.where(empty, torch.inf, proved)
 
     def _backward(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
-        """Return the root's pass on domains' bounds through their chosen lines; ranks share each one's single row."""
+        """Return the root's pass on the domains' bounds of non-linear inputs, through their chosen lines.
+
+        Every rank has the single row of each domain.
+        """
         backward, count = self.root.backward, len(domains)
         intervals = {
             name: each.arranged(lambda end: end.expand(count, *end.shape[1:]))

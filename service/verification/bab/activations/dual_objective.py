@@ -123,7 +123,10 @@ def _add_terms(
     coefficients: Tensor,
     biases: Tensor,
 ) -> dict[str, Relaxed]:
-    """Return ``relaxed`` by node with multipliers' ``coefficients`` ``(batch, entries)`` and ``biases``."""
+    """Return ``relaxed``, by node, with the multipliers' terms at the values that they read.
+
+    ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, preactivations)``.
+    """
     added, bias = (
         preactivations.unflattened(coefficients),
         dict(zip(preactivations.each, biases.unbind(dim=1), strict=True)),
@@ -221,7 +224,9 @@ class DualObjective:
         return bounds if len(bounds.lower) == 1 else bounds.arranged(lambda end: end[disjunct])
 
     def empty(self, bounds: Interval) -> Tensor:
-        """Return ``(n,)`` whether an entry's ends ``(n, entries)`` cross by more than rounding: no value is between."""
+        """Return ``(n,)`` whether the ends ``(n, entries)`` of an entry cross by more than rounding, so that no value
+        is between.
+        """
         return _empty(bounds, self._reach)
 
     def margins(self, batch: DomainBatch, boxes: Interval, parameters: DualParameters) -> Tensor:
@@ -310,7 +315,9 @@ def _empty(clipped: Interval, reach: Tensor) -> Tensor:
 
 
 def _largest(values: Mapping[str, Interval]) -> dict[str, Tensor]:
-    """Return each value's largest end of any entry, ``(1, *shape)``: the largest number for an infinite one."""
+    """Return for each value the largest end of any of its entries, ``(1, *shape)``: the largest number if that is
+    infinite.
+    """
     sizes = {name: torch.maximum(each.lower[:1].abs(), each.upper[:1].abs()) for name, each in values.items()}
     return {name: size.nan_to_num(nan=torch.inf).nan_to_num().amax().expand_as(size) for name, size in sizes.items()}
 

@@ -104,7 +104,10 @@ def _of_ends(
 
 @dataclass(frozen=True, eq=False)
 class _Ends:
-    """Lower, and then negated upper ends of ``entries`` of a value of ``size``; rows are like ``like``."""
+    """The ends of some ``entries`` of a value of ``size``, from below: the lower ones, and then the negated upper ones.
+
+    Rows are like ``like``.
+    """
 
     start: str
     size: int
@@ -121,7 +124,10 @@ class _Ends:
 
 
 class _Problems:
-    """Branch and bound for ends of a preactivation, the ``(problems,)`` disjuncts; ``known`` bounds every end."""
+    """Branch and bound for some of the ends of a preactivation, the disjuncts ``(problems,)`` of its domains.
+
+    ``known`` has a bound for every end.
+    """
 
     def __init__(
         self,

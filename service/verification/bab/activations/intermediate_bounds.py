@@ -46,7 +46,9 @@ def optimise_intermediate_bounds(
     settings: SearchSettings,
     work: SharedWork | None = None,
 ) -> Interval:
-    """Return all preactivations' ``bounds`` ``(1, entries)``, tightened until about ``deadline`` by the ``work``."""
+    """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until about ``deadline``
+    (``time.monotonic``), by all ranks that share the ``work``.
+    """
     work, layers = work or SharedWork(), list(Preactivations.of(network).each)
     # Ranks that divide a layer need all of it for the next one; one rank alone goes through all layers once.
     for step in [[layer] for layer in layers] if work.is_divided else [layers]:
@@ -174,7 +176,9 @@ class RootBounds:
 def bound_root(
     model: ModelUnderVerification, specification: Specification, method: Method, deadline: float
 ) -> RootBounds:
-    """Bound the whole box by CROWN, or optimise if it may help in time; an engine that refines does so later."""
+    """Bound the whole box by CROWN, and by an optimising method if it may help and there is time; an engine that
+    refines optimises later.
+    """
     engine, box = model.engine, model.together(STAGE, lambda: specification.box(model.dtype))
     started = time.monotonic()
     first = CROWN if method.intermediate is IntermediateBounds.OPTIMISED else method

@@ -33,7 +33,10 @@ def padded_size(count: int, least: int, finer_beyond: int) -> int:
 
 
 class _MultiplierAdam:
-    """Adam (Kingma and Ba, 2015) for β, each at its own rate, stopping at a change of sign; all state in place."""
+    """Adam (Kingma and Ba, 2015) for the multipliers β, each at a rate of its own.
+
+    A multiplier that would change its sign stops at the kink. All state is in tensors that stay in place.
+    """
 
     def __init__(self, like: Tensor, settings: OptimiserSettings) -> None:
         self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)

@@ -64,7 +64,10 @@ class RecordedSplits:
 
 
 def _name_of(model: ModelUnderVerification, preactivations: Preactivations, number: int) -> str:
-    """Return an entry's name: its reading layer's in the file, and its place; a number if ranks share the model."""
+    """Return the name of an entry: the layer that reads it, as the model's file calls it, and its place there.
+
+    For a model that several ranks have together, it is a number.
+    """
     if not model.engine.is_alone:
         return f"neuron {number}"
     for preactivation in preactivations.each:

@@ -190,7 +190,10 @@ class _ActivationSearch:
         return None
 
     def _if_memory_allows(self, run: Callable[[], T], losing: str | None = None) -> T | None:
-        """Return what ``run`` does, ``None`` if memory runs out: a step ``losing`` domains then ends it undecided."""
+        """Return the result of ``run``, or ``None`` if memory runs out.
+
+        If that loses domains, ``losing`` names the step: the search ends undecided.
+        """
         try:
             return run()
         except Exception as error:
@@ -328,7 +331,10 @@ class _ActivationSearch:
         return domains.rows(~proved)
 
     def _decide_unsplit(self, domains: Domains) -> Counterexample | None:
-        """Decide domains that no split tightens by better multipliers, or linear programs; else give them up."""
+        """Decide domains that no split tightens; most need only better multipliers.
+
+        Linear programs decide them if the model is piecewise linear; otherwise they are given up.
+        """
         if self.linear_programs.applies and len(domains):
             return self._solve_programs(self._optimise_from_scratch(domains))
         for domain in domains.each():

@@ -58,7 +58,9 @@ class SharedBounds:
         )
 
     def tighter(self, seconds: float, until: float) -> Interval:
-        """Return tighter bounds, first by optimisation, then by branch and bound, in a turn that ends at ``until``."""
+        """Return tighter bounds: optimised the first time, by branch and bound later, in a search that took
+        ``seconds``, and whose turn ends at ``until``.
+        """
         now, model, plan = time.monotonic(), self.model, self.model.settings.time
         network, box, bounds = self.domain_bounds.network, self.domain_bounds.box, self.bounds
         if not self.is_optimised:

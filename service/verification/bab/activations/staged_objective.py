@@ -25,7 +25,10 @@ from service.verification.engine import BoundingEngine
 
 @dataclass(frozen=True, eq=False)
 class _StagedNeuronIndex:
-    """All stages' neuron index, one stage's numbers after another's; ``own`` numbers this stage's ``count``, from 0."""
+    """The neuron index of all stages: the numbers of one stage follow those of the stages before it.
+
+    ``own`` numbers the ``count`` entries of this stage, from 0.
+    """
 
     line: StageLink
     own: NeuronIndex

@@ -76,7 +76,10 @@ class _BoxGroup:
 
 @dataclass(eq=False)
 class BoxPool:
-    """Groups of boxes, the smallest margin first; the newest from ``crowded_entries``, by kind of device, on."""
+    """Groups of boxes; those with the smallest margin come first, or the newest if the pool is crowded.
+
+    ``crowded_entries`` is the number of entries from which it is crowded, by kind of device.
+    """
 
     device: torch.device
     crowded_entries: Mapping[str, int]
@@ -137,7 +140,10 @@ class BoxPool:
 
 @dataclass(frozen=True, eq=False)
 class BoxTransfer:
-    """Hands over boxes of the pool without known bounds: a row has the margin, the open disjuncts, and both ends."""
+    """Hands over boxes of the pool, without the known bounds of their values.
+
+    A row has the margin, the open disjuncts, and both ends.
+    """
 
     pool: BoxPool
     disjunct_count: int

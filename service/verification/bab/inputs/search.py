@@ -214,7 +214,10 @@ class _InputSearch:
         self.shortage, self.is_over = self.model.memory.shortage(STAGE, self.model.device, error), True
 
     def _if_memory_allows(self, run: Callable[[], T], *, losing_boxes: bool = False) -> T | None:
-        """Return what ``run`` does, ``None`` if memory runs out: if that is ``losing`` boxes, it ends undecided."""
+        """Return the result of ``run``, or ``None`` if memory runs out.
+
+        If that loses boxes, nothing is proved of them: the search ends undecided.
+        """
         try:
             return run()
         except Exception as error:
@@ -287,7 +290,9 @@ class _InputSearch:
         return found
 
     def _split(self, rest: Boxes, score: Tensor) -> None:
-        """Halve boxes by scores ``(n, features)`` into the pool, repeatedly while it has too few for a round."""
+        """Halve boxes by their scores ``(n, features)`` and put the halves into the pool: repeatedly while the
+        pool has too few for a round, so that a box may have more than two children.
+        """
         small = ~self._splittable(rest.box).any(dim=1)
         if bool(small.any()):
             self.least_stuck = min(self.least_stuck, float(rest.margins[small].nan_to_num(nan=-torch.inf).min()))
@@ -322,7 +327,9 @@ class _InputSearch:
 
 
 def _least_proved(boxes: Boxes, clipped_box: Interval, margins: Tensor, is_open: Tensor) -> float:
-    """Return the least of the proved ``margins`` ``(n, disjuncts)``, at most 0 if clipped: more is not proved."""
+    """Return the least of the proved ``margins`` ``(n, disjuncts)``, but at most 0 if anything was clipped off:
+    more is not proved there.
+    """
     least = torch.where(boxes.open & ~is_open, margins, torch.inf).amin()
     is_clipped = (clipped_box.lower > boxes.box.lower) | (clipped_box.upper < boxes.box.upper)
     return float(torch.where(is_clipped.any(), least.clamp(max=0), least))
