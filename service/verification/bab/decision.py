@@ -49,7 +49,7 @@ class SearchResult:
 
     ``shortage`` describes the missing memory if something was left undecided for it; ``is_over`` says that more
     time would change nothing, and ``is_hurried`` that time did not even suffice for the bounds of α-CROWN. The bound of
-    a search that ``clips`` its domains says little about how near it is to its end.
+    a search that ``clips`` all relaxations of a domain says little about how near it is to its end.
     """
 
     verdict: Verdict

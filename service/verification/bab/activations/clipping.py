@@ -117,6 +117,11 @@ class Clipping:
     def applies(self) -> bool:
         return len(self.layer.index) > 0
 
+    @property
+    def is_whole(self) -> bool:
+        """Return whether no relaxation has bounds that all domains share."""
+        return self.applies and not after_relaxations(self.domain_bounds.network)
+
     @torch.no_grad()
     def clip(self, domains: Domains) -> Domains:
         """Return the domains with bounds that hold wherever in them a counterexample may be; ends that cross mean

@@ -136,7 +136,7 @@ class _ActivationSearch:
                     self.splits.tree.finish()
                 verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
                 is_over, is_hurried = everyone.is_over or not everyone.open, everyone.late and self._is_hurried
-                ended = self.bound, self.shortage, is_over, is_hurried, self.clipping.applies
+                ended = self.bound, self.shortage, is_over, is_hurried, self.clipping.is_whole
                 return SearchResult(verdict, None, everyone.domains, *ended)
             self.in_transit += state.handed_over(search_group.axis.rank)
             for rows in search_group.rebalance(state, transfer, device):
