@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from http_receiver import listening
+from http_receiver import Reply, Request, listening
 
 _STREAM = re.compile(r"/files/team/([^/]+)/([^/]+)/file_stream")
 
@@ -110,9 +110,9 @@ def wandb_receiver(key: str, port: int = 0) -> Iterator[WandbReceiver]:
     """Listen until the end of the block."""
     receiver = WandbReceiver(key)
 
-    def answer(_: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, str, bytes]:
-        status, content = receiver.answer(path, headers.get("authorization", ""), body)
-        return status, "application/json", json.dumps(content).encode()
+    def answer(request: Request) -> Reply:
+        status, content = receiver.answer(request.path, request.headers.get("authorization", ""), request.body)
+        return Reply.of(content, status)
 
     with listening(answer, port) as receiver.url:
         yield receiver

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.balls import Ball
+from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 from service.bounds.memory import halving
 from service.verification.bab.model import ModelUnderVerification, gradient_at, worst_first
@@ -262,6 +263,16 @@ def attack_boxes(
     boxes_of_best = boxes.map(lambda end: end[best % len(end)])
     starts = boxes_of_best.nearest(points[best])
     return descend_to_nearest_disjunct(model, specification, boxes_of_best, starts, batch_size)
+
+
+def attack_from_best(
+    model: ModelUnderVerification, specification: Specification, most: int, batch_size: int, x: Tensor
+) -> Counterexample | None:
+    """Attack from at ``most`` so many of the inputs ``(n, *input shape)``, the best ones."""
+    x = by_instance(x)
+    distances = specification.distance_to_nearest(excess_at(model, specification, x, batch_size))
+    starts, box = x[worst_first(distances, most)], specification.box(model.dtype)
+    return descend_to_nearest_disjunct(model, specification, box, starts, batch_size)
 
 
 def descend_to_nearest_disjunct(

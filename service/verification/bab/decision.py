@@ -48,7 +48,8 @@ class SearchResult:
     """The end of a search: ``bound`` as in :class:`SearchProgress`, and a counterexample that the model confirmed.
 
     ``shortage`` describes the missing memory if something was left undecided for it; ``is_over`` says that more
-    time would change nothing, and ``is_hurried`` that time did not even suffice for the bounds of α-CROWN.
+    time would change nothing, and ``is_hurried`` that time did not even suffice for the bounds of α-CROWN. The bound of
+    a search that ``clips`` all relaxations of a domain says little about how near it is to its end.
     """
 
     verdict: Verdict
@@ -58,6 +59,7 @@ class SearchResult:
     shortage: MemoryShortageError | None = None
     is_over: bool = True
     is_hurried: bool = False
+    clips: bool = False
 
 
 class Search(Protocol):

@@ -241,6 +241,19 @@ class InvpropSettings:
 
 
 @dataclass(frozen=True)
+class ClippingSettings:
+    """Bounds of the first layer in each domain, if at most ``most_inputs`` vary: with more, a halfspace cuts off less
+    and costs more.
+
+    Each multiplier is chosen ``sweeps`` times. At most ``entries`` slopes are looked at together.
+    """
+
+    most_inputs: int = 64
+    sweeps: int = 1
+    entries: int = 2**21
+
+
+@dataclass(frozen=True)
 class ActivationSearchSettings:
     """Branch and bound over activations.
 
@@ -258,6 +271,7 @@ class ActivationSearchSettings:
     pool: PoolSettings = field(default_factory=PoolSettings)
     intermediate: IntermediateSettings = field(default_factory=IntermediateSettings)
     invprop: InvpropSettings = field(default_factory=InvpropSettings)
+    clipping: ClippingSettings = field(default_factory=ClippingSettings)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class DomainInspection:
 
 
 @dataclass(frozen=True, eq=False)
-class _CoefficientRecorder(Interval):
+class CoefficientRecorder(Interval):
     """The set ``box``; records the coefficients ``(n, rows, *shape)`` that are minimised over it."""
 
     box: Interval
@@ -142,6 +142,8 @@ class DomainBounds:
             beta=nothing,
             weights=torch.nn.functional.one_hot(margins.argmax(dim=1), most).to(margins.dtype),
             slopes=self.objective.slope_parameters.start.to(margins).expand(count, -1),
+            lower=margins.new_full((count, len(self.objective.clipped)), -inf),
+            upper=margins.new_full((count, len(self.objective.clipped)), inf),
             node=torch.full((count,), UNKNOWN, device=margins.device),
         )
 
@@ -180,7 +182,7 @@ class DomainBounds:
         batch, boxes = self._batch_of(domains), self.objective.boxes(len(domains))
         arrived: dict[str, Tensor] = {}
         relaxed = self.objective.slope_parameters.members(batch.families, domains.slopes)
-        box = _CoefficientRecorder(boxes.lower, boxes.upper, boxes, [])
+        box = CoefficientRecorder(boxes.lower, boxes.upper, boxes, [])
         with torch.enable_grad():
             # The derivative of the bound by a value's coefficient is that value.
             probe = domains.slopes.new_zeros(len(domains), self.preactivations.entries, requires_grad=True)
@@ -196,6 +198,17 @@ class DomainBounds:
         return DomainInspection(
             margin.detach(), coefficients, batch.families, relaxed, batch.bounds, minimiser, reached
         )
+
+    def planes(self, domains: Domains) -> tuple[Tensor, Tensor]:
+        """Return coefficients ``(n, *input shape)`` and constants ``(n,)`` of functions of the input that are at most
+        the combined rows less their offsets, within the domains.
+        """
+        batch, boxes = self._batch_of(domains), self.objective.boxes(len(domains))
+        box = CoefficientRecorder(boxes.lower, boxes.upper, boxes, [])
+        margin = self.objective.margins(batch, box, DualParameters.of(domains))
+        if not box.arrived:  # the bound says nothing about the input
+            return torch.zeros_like(boxes.lower), margin
+        return box.arrived[-1].squeeze(1), margin - boxes.least(box.arrived[-1]).squeeze(1)
 
     def calibrate(self, domains: Domains) -> None:
         """Set the size of the multipliers' steps from the coefficients in some domains."""

@@ -23,7 +23,8 @@ class Domains:
     ``margin`` ``(n,)`` is proved; ``disjunct`` ``(n,)`` numbers the disjunct in question. ``index``, ``sign``,
     ``at`` and ``beta`` ``(n, depth)`` are the splits and their multipliers, a sign of 0 none. ``weights``
     ``(n, rows)`` combine the disjunct's rows; ``slopes`` ``(n, parameters)`` choose the relaxations. An
-    optimiser continues from the last three. ``node`` ``(n,)`` is the domain's place in the search's record
+    optimiser continues from the last three. ``lower`` and ``upper`` ``(n, clipped)`` are bounds of the entries that are
+    clipped, which hold where a counterexample may be. ``node`` ``(n,)`` is the domain's place in the search's record
     (:mod:`~service.verification.bab.split_tree`).
     """
 
@@ -35,6 +36,8 @@ class Domains:
     beta: Tensor
     weights: Tensor
     slopes: Tensor
+    lower: Tensor
+    upper: Tensor
     node: Tensor
 
     def __len__(self) -> int:
@@ -103,6 +106,7 @@ _NAMES = tuple(field.name for field in fields(Domains))
 _MARGIN_LAST = tuple(sorted(_NAMES, key="margin".__eq__))
 """The margin is written last and marks a slot as full: if memory runs out midway, the slot stays empty."""
 _HISTORY = ("index", "sign", "at", "beta")
+_FIXED = ("weights", "slopes", "lower", "upper")
 
 
 def _widen_column(column: Tensor, name: str, depth: int) -> Tensor:
@@ -252,13 +256,14 @@ class DomainTransfer:
     @property
     def _sizes(self) -> list[int]:
         """Return the widths of the columns of fixed width."""
-        return [1, 1, self.like.weights.shape[1], self.like.slopes.shape[1]]
+        return [1, 1, *(self.like.columns[name].shape[1] for name in _FIXED)]
 
     def give(self, count: int, width: int) -> Tensor:
         depth = self._depth(width)
 
         def rows(domains: Domains) -> Tensor:
-            same = [domains.margin[:, None], domains.disjunct[:, None], domains.weights, domains.slopes]
+            fixed = (domains.columns[name] for name in _FIXED)
+            same = [domains.margin[:, None], domains.disjunct[:, None], *fixed]
             splits = [_widen_column(domains.columns[name], name, depth) for name in _HISTORY]
             return torch.cat([each.double() for each in (*same, *splits)], dim=1)
 
@@ -266,9 +271,9 @@ class DomainTransfer:
 
     def receive(self, rows: Tensor) -> None:
         sizes = [*self._sizes, *[self._depth(rows.shape[1])] * len(_HISTORY)]
-        margin, disjunct, weights, slopes, *splits = torch.split(rows, sizes, dim=1)
-        columns = {"margin": margin[:, 0], "disjunct": disjunct[:, 0], "weights": weights, "slopes": slopes}
-        columns |= dict(zip(_HISTORY, splits, strict=True))
+        margin, disjunct, *others = torch.split(rows, sizes, dim=1)
+        columns = {"margin": margin[:, 0], "disjunct": disjunct[:, 0]}
+        columns |= dict(zip((*_FIXED, *_HISTORY), others, strict=True))
         columns["node"] = torch.full_like(margin[:, 0], UNKNOWN)
         self.pool.put(
             Domains(**{name: column.to(self.like.columns[name].dtype) for name, column in columns.items()}).pack()

@@ -149,14 +149,21 @@ def _add_terms(
 class DualObjective:
     """The dual objective for domains of one ``box``, in which preactivations have the ``bounds`` ``(1, entries)``.
 
-    Bounds may also be ``(disjuncts, entries)``: of each disjunct those that matter to it.
+    Bounds may also be ``(disjuncts, entries)``: of each disjunct those that matter to it. Domains have bounds of their
+    own for the entries ``clipped``.
     The network is all here, or divided over tensor-parallel ranks.
     """
 
     def __init__(
-        self, network: Network, box: Interval, bounds: Interval, specification_rows: SpecificationRows
+        self,
+        network: Network,
+        box: Interval,
+        bounds: Interval,
+        specification_rows: SpecificationRows,
+        clipped: Tensor | None = None,
     ) -> None:
         self.network, self.box, self.bounds, self.specification_rows = network, box, bounds, specification_rows
+        self.clipped = torch.zeros(0, dtype=torch.int64, device=box.lower.device) if clipped is None else clipped
         self.preactivations = Preactivations.of(network)
         self._preactivation_number = self.preactivations.numbers(box.lower.device)
         self.neuron_index = self._index_neurons(box.lower.device)
@@ -198,7 +205,7 @@ class DualObjective:
     def batch_of(self, domains: Domains, scale: Tensor) -> DomainBatch:
         """Prepare a batch of domains; ``scale`` of the multipliers is by number."""
         splits = self.neuron_index.localise(domains.index, domains.sign)
-        clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.known(domains.disjunct))
+        clipped = self.within(domains)
         within = clipped.meet(clipped)
         bounds = self.shape_bounds(within)
         rows, offsets, used = self.specification_rows.of(domains.disjunct)
@@ -216,6 +223,18 @@ class DualObjective:
             used=used,
             scale=scale[domains.index],
             own=LocalSplits(domains.index[:, :0], domains.sign[:, :0]),
+        )
+
+    def within(self, domains: Domains) -> Interval:
+        """Return bounds ``(n, entries)`` of all preactivations in the domains; ends cross if nothing is in them."""
+        splits = self.neuron_index.localise(domains.index, domains.sign)
+        bounds = Splits(splits.index, splits.sign, domains.at).clipped(self.known(domains.disjunct))
+        if not len(self.clipped):
+            return bounds
+        place = self.clipped.expand(len(domains), -1)
+        return Interval(
+            bounds.lower.scatter_reduce(1, place, domains.lower, "amax"),
+            bounds.upper.scatter_reduce(1, place, domains.upper, "amin"),
         )
 
     def known(self, disjunct: Tensor) -> Interval:

@@ -20,14 +20,14 @@ FEWER = 10.0
 
 
 @dataclass(eq=False)
-class Restarts:
+class FreshTrees:
     """``began`` are the margins ``(disjuncts,)`` at which the trees that are searched began, equal on all ranks."""
 
     group: SearchGroup
     began: Tensor
 
     @classmethod
-    def of(cls, group: SearchGroup, pool: DomainPool, disjuncts: int, device: torch.device) -> Restarts:
+    def of(cls, group: SearchGroup, pool: DomainPool, disjuncts: int, device: torch.device) -> FreshTrees:
         """Return those of trees that are roots in the ``pool`` of every rank."""
         return cls(group, group.agree(_least_of(pool, range(disjuncts), device)))
 

@@ -19,23 +19,23 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from service.bounds.flat import by_instance
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError
 from service.verification.bab.activations.branching import ActivationBranching
 from service.verification.bab.activations.certificates import certificates_of
+from service.verification.bab.activations.clipping import Clipping, first_layer
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
 from service.verification.bab.activations.intermediate_bounds import RootBounds, bound_root
 from service.verification.bab.activations.recorded_splits import RecordedSplits
 from service.verification.bab.activations.refinement_times import RefinementTimes
-from service.verification.bab.activations.restarts import Restarts
+from service.verification.bab.activations.restarts import FreshTrees
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.activations.staged_objective import dual_objective
-from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
+from service.verification.bab.attack import attack_from_best, gradient_batch_size
 from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, SearchTask
 from service.verification.bab.lp import LinearPrograms, LpResult
-from service.verification.bab.model import ModelUnderVerification, worst_first
+from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import SearchStatus
 from service.verification.bab.settings import OptimiserSettings
 from service.verification.bab.specification import Counterexample, Specification
@@ -74,12 +74,14 @@ class _ActivationSearch:
         self.model, self.specification, self.deadline, self.listener = model, specification, deadline, listener
         self.time = model.settings.time.divided(model.search_group.axis.size)
         self.settings = settings = model.settings.activations
-        objective = dual_objective(model.engine, root.box, root.bounds, root.specification_rows)
+        layer = first_layer(model, specification, root)
+        objective = dual_objective(model.engine, root.box, root.bounds, root.specification_rows, layer.index)
         self.domain_bounds = DomainBounds(objective, model.memory, settings.domain_bounds)
         self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations, settings.branching)
+        self.clipping = Clipping(self.domain_bounds, layer, settings.clipping)
         self.certificates = certificates_of(model.engine, self.domain_bounds, root.analysis)
         self.linear_programs = LinearPrograms(model, specification)
-        self.attack_batch_size = gradient_batch_size(model)
+        self._attack = partial(attack_from_best, model, specification, settings.starts, gradient_batch_size(model))
         self.margins = root.margins
         self.splits = RecordedSplits.of(model, specification, self.domain_bounds)
         self.roots = self.splits.plant_roots(self.domain_bounds.roots(self.margins))
@@ -104,7 +106,7 @@ class _ActivationSearch:
         self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, first), losing=ROOTS)
         self._if_memory_allows(lambda: self.domain_bounds.calibrate(self.roots))
         group = self.model.search_group
-        self.restarts = Restarts.of(group, self.pool, len(self.roots), self.model.device)
+        self.restarts = FreshTrees.of(group, self.pool, len(self.roots), self.model.device)
         # Every rank has bounded the roots, but one alone starts from them: the others get domains by exchange.
         if not group.is_first:
             self.pool = DomainPool(self.roots, self.model.memory, self.settings.pool)
@@ -132,7 +134,8 @@ class _ActivationSearch:
                     self.splits.tree.finish()
                 verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
                 is_over, is_hurried = everyone.is_over or not everyone.open, everyone.late and self._is_hurried
-                return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage, is_over, is_hurried)
+                ended = self.bound, self.shortage, is_over, is_hurried, self.clipping.is_whole
+                return SearchResult(verdict, None, everyone.domains, *ended)
             self.in_transit += state.handed_over(search_group.axis.rank)
             for rows in search_group.rebalance(state, transfer, device):
                 self._if_memory_allows(partial(transfer.receive, rows), losing=DOMAINS)
@@ -209,7 +212,7 @@ class _ActivationSearch:
     def _branch_and_bound(self, parents: Domains, started: float) -> Counterexample | None:
         """Attack at the minimisers of the parents' bounds, split the parents, and bound the halves."""
         inspection = self.domain_bounds.inspect(parents)
-        counterexample = self._if_memory_allows(lambda: self._attack_minimisers(inspection.minimiser))
+        counterexample = self._if_memory_allows(lambda: self._attack(inspection.minimiser))
         if counterexample is not None:
             self.pool.put(parents)
             return counterexample
@@ -314,6 +317,9 @@ class _ActivationSearch:
         # Halves come with margins, and nothing is spent on those that are proved before they are bounded.
         count, domains = len(domains), self._drop_proved(domains) if len(domains) else domains
         if len(domains):
+            if domains.depth and self.clipping.applies:
+                # Clipped bounds, like those of INVPROP, say nothing about inputs that satisfy the property.
+                domains, self.least_proved = self.clipping.clip(domains), min(self.least_proved, 0.0)
             left = self._drop_proved(self._certify(self._optimise(domains, settings)))
             self.splits.tree.tighten(left.node, left.margin)
             self.pool.put(left)
@@ -364,7 +370,8 @@ class _ActivationSearch:
     def _solve(self, domain: Domains) -> LpResult:
         """Solve a domain as a linear program; without enough memory, nothing is proved."""
         try:
-            return self.linear_programs.solve(domain, self.domain_bounds.objective.known(domain.disjunct))
+            known = self.domain_bounds.objective.known(domain.disjunct)
+            return self.linear_programs.solve(self.clipping.split_where_closed(domain), known)
         except Exception as error:
             if not self.model.engine.survives(error):
                 raise
@@ -381,13 +388,6 @@ class _ActivationSearch:
             self.splits.tree.stick(domain.node)
             # NaN proves nothing, and a comparison must not hide it.
             self.least_stuck = min(self.least_stuck, -inf if isnan(margin) else margin)
-
-    def _attack_minimisers(self, x: Tensor) -> Counterexample | None:
-        """Attack from the best of the inputs ``(n, *input shape)`` that minimise bounds."""
-        x, model, specification = by_instance(x), self.model, self.specification
-        distances = specification.distance_to_nearest(excess_at(model, specification, x, self.attack_batch_size))
-        starts, box = x[worst_first(distances, self.settings.starts)], specification.box(model.dtype)
-        return descend_to_nearest_disjunct(model, specification, box, starts, self.attack_batch_size)
 
     def _report(self, everyone: SearchStatus) -> None:
         self.bound = max(self.bound, everyone.bound)

@@ -166,8 +166,12 @@ class _MarginsToAll(torch.autograd.Function):
         return gradient if ctx.line.is_last else ctx.line.from_next(), None
 
 
-def dual_objective(engine: BoundingEngine, box: Interval, bounds: Interval, rows: SpecificationRows) -> DualObjective:
-    """Return the dual objective of domains of one box; ``box`` bounds the input of this rank's network."""
+def dual_objective(
+    engine: BoundingEngine, box: Interval, bounds: Interval, rows: SpecificationRows, clipped: Tensor | None = None
+) -> DualObjective:
+    """Return the dual objective of domains of one box; ``box`` bounds the input of this rank's network. Only a whole
+    network has ``clipped`` entries.
+    """
     if engine.stages is None:
-        return DualObjective(engine.network, box, bounds, rows)
+        return DualObjective(engine.network, box, bounds, rows, clipped)
     return _StagedDualObjective(engine.stages, box, bounds, rows)

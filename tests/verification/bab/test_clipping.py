@@ -1,0 +1,53 @@
+"""Domains of a search over activations have bounds of the first layer that hold where a counterexample may be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from nets import mlp
+from scipy.optimize import linprog
+from search_problems import exact_minimum, model_from, searched, specification_of
+from torch import nn
+
+from service.verification.bab.activations.clipping import Forms, least_within
+from service.verification.bab.settings import ActivationSearchSettings, ClippingSettings, SearchSettings
+from service.verification.verdict import Verdict
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_ends_are_least_over_the_cube_and_halfspaces(count: int) -> None:
+    """Exactly over one halfspace; over several never more than a linear program, and more than over the cube."""
+    generator = torch.Generator().manual_seed(count)
+
+    def forms(number: int) -> Forms:
+        slopes = torch.randn(1, number, 7, generator=generator, dtype=torch.float64)
+        return Forms(slopes, torch.rand(1, number, generator=generator, dtype=torch.float64))
+
+    rows, halfspaces = forms(40), forms(count)
+    found = least_within(rows, halfspaces, sweeps=1)[0].numpy()
+    matrix, limits = halfspaces.slopes[0].numpy(), -halfspaces.constants[0].numpy()
+    exact = np.array([linprog(row, matrix, limits, bounds=(-1, 1)).fun for row in rows.slopes[0].numpy()])
+    exact += rows.constants[0].numpy()
+    assert (found <= exact).all()
+    on_cube = (rows.constants - rows.slopes.abs().sum(dim=2))[0].numpy()
+    assert np.allclose(found, exact, atol=1e-6) if count == 1 else (found - on_cube).sum() > (exact - found).sum()
+
+
+def test_a_wide_layer_takes_far_fewer_domains() -> None:
+    """The same proof, with and without clipping."""
+    net = mlp([5, 14, 2], nn.ReLU(), 5).double().requires_grad_(False)
+    lower, upper = -torch.ones(5, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
+    row = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    least, domains = exact_minimum(net, lower, upper, row), dict[int, int]()
+    for most in (0, 64):
+        settings = ActivationSearchSettings(clipping=ClippingSettings(most_inputs=most))
+        subject = replace(model_from(net, 5), settings=SearchSettings(activations=settings))
+        for offset, verdict in ((-0.01, Verdict.VERIFIED), (0.01, Verdict.FALSIFIED)):
+            finding, _ = searched(subject, specification_of(lower, upper, row[None], [least + offset], [0]))
+            assert finding.verdict is verdict
+            if verdict is Verdict.VERIFIED:
+                domains[most] = finding.domains
+    assert domains[64] * 2 < domains[0], domains
