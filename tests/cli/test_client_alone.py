@@ -93,7 +93,7 @@ def test_a_client_alone_submits_follows_and_reads_jobs(trivet: Cli) -> None:
     told = run(trivet, *commands)
     codes = {words[0]: each["code"] for words, each in zip(commands, told["ran"], strict=True)}
     assert codes == {**dict.fromkeys(codes, 0), "watch": 1}, told["ran"]  # a cancelled job is no success
-    assert told["tried"] == []
+    assert set(told["tried"]) <= {"sniffio"}  # a few lines, which the HTTP library asks for
     assert "mine" in told["ran"][2]["out"]
     assert {job, told["ran"][3]["out"].strip()} == set(told["jobs"])
 

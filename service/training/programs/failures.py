@@ -52,6 +52,7 @@ class Blame:
 
     def _in_use(self) -> str:
         """Say how much more memory is in use than after the first step, and of which tensors there are most."""
-        alive = Counter((tuple(each.shape), each.dtype) for each in gc.get_objects() if type(each) is Tensor)
-        most = [f"; {count:,} tensors of shape {shape}, {dtype}" for (shape, dtype), count in alive.most_common(1)]
+        # As text: a compiler's tensors may have sizes that are symbols, which do not hash.
+        alive = Counter(f"{tuple(each.shape)}, {each.dtype}" for each in gc.get_objects() if type(each) is Tensor)
+        most = [f"; {count:,} tensors of shape {kind}" for kind, count in alive.most_common(1)]
         return f" (in use {self._held}now: {held_gib(self._device):.2f} GiB{''.join(most)})"
