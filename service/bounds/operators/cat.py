@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from service.bounds.flat import by_row
 from service.bounds.graph import Node, Ref, Repeated
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
+from service.bounds.linear.rows.block import Block, lengths
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.dimensions import dimension_of
@@ -53,6 +55,14 @@ class Concatenate(LinearOperator):
         ]
         bias = sum(biases[1:], start=biases[0]) if biases else None
         return Propagated(tuple(piece for each, piece in pairs if isinstance(each, Ref)), bias)
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        along, tensors = dimension_of(node) - 1, node.arguments["tensors"]
+        if block[along] != (0, node.shape[along]) or not all(isinstance(each, Ref) for each in tensors):
+            return None
+        before = tuple((*block[:along], (0, shape[along]), *block[along + 1 :]) for shape in node.input_shapes)
+        shapes = tuple(lengths(each) for each in before)
+        return replace(node, shape=lengths(block), input_shapes=shapes), before
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(bias=node.size)

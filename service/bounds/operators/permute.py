@@ -10,6 +10,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
+from service.bounds.linear.rows.block import Block, lengths
 from service.bounds.operators.base import ExactOperator
 from service.bounds.operators.sharding import Cut
 from service.bounds.rank_group import RankGroup
@@ -36,6 +37,11 @@ class Permute(ExactOperator):
         inverse = sorted(range(len(order)), key=order.__getitem__)
         # Rows stand between the batch and the instance's own dimensions.
         return Propagated((coefficients.permute(0, 1, *(position + 1 for position in inverse[1:])),))
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        spans = {position - 1: span for position, span in zip(_dimensions_of(node)[1:], block, strict=True)}
+        before = tuple(spans[dimension] for dimension in range(len(block)))
+        return replace(node, shape=lengths(block), input_shapes=(lengths(before),)), (before,)
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut:
         cut = cuts[node.inputs[0]]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.linear.propagation import Propagated
+from service.bounds.linear.propagation import Propagated, backward_rule
+from service.bounds.linear.rows.block import Block, BlockRows, lengths
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import AccumulatingOperator, ExactOperator
 from service.bounds.operators.dimensions import dimension_of
@@ -49,6 +51,24 @@ class Slice(ExactOperator, AccumulatingOperator):
         whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
         whole[(slice(None), slice(None), *self._index(node))] = coefficients
         return Propagated((whole,))
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        dimension, before = dimension_of(node), block
+        if dimension:
+            taken = self._range(node, node.input_shapes[0][dimension - 1])
+            start, stop = block[dimension - 1]
+            if taken.step != 1:
+                return None
+            before = (*block[: dimension - 1], (start + taken.start, stop + taken.start), *block[dimension:])
+        # Of the part that it reads, it takes everything.
+        arguments = {**node.arguments, "start": 0, "end": 2**63 - 1}
+        shape = lengths(block)
+        return replace(node, arguments=arguments, shape=shape, input_shapes=(shape,)), (before,)
+
+    @backward_rule(BlockRows)
+    def backward_block(self, node: Node, rows: BlockRows, tp_group: RankGroup) -> Propagated | None:
+        part = self.within(node, rows.block)
+        return None if part is None else Propagated((replace(rows, block=part[1][0]),))
 
     def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> None:
         total[(slice(None), slice(None), *self._index(node))] += coefficients
