@@ -7,7 +7,7 @@ steps. Results differ by rounding only.
 from service.bounds.fused.adam import Adam
 from service.bounds.fused.boxes import least, least_in_patches, propagate_patches
 from service.bounds.fused.lines import FreeSlopes, propagate_free_slopes, propagate_lines, weighted
-from service.bounds.fused.products import Ends, OntoBoth, propagate_matrices, propagate_products
+from service.bounds.fused.products import Ends, OntoBoth, propagate_matrices, propagate_planes, propagate_products
 from service.bounds.fused.tables import product, product_in_ascent, propagate_table
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "propagate_lines",
     "propagate_matrices",
     "propagate_patches",
+    "propagate_planes",
     "propagate_products",
     "propagate_table",
     "weighted",

@@ -39,6 +39,24 @@ def propagate_products(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -
     return onto_x.reshape(places.shape), onto_y.reshape(places.shape), bias
 
 
+def propagate_planes(coefficients: Tensor, x: Ends, y: Ends) -> OntoBoth | None:
+    """Return what :func:`propagate_products` gives at places of 0; ``None`` without a kernel, or for a gradient."""
+    shape, rows = coefficients.shape[2:], coefficients.shape[1]
+    batch = max(len(coefficients), len(x[0]))
+    kernels = kernels_for(coefficients, *x, *y, entries=batch * rows * shape.numel())
+    needs_gradient = torch.is_grad_enabled() and any(each.requires_grad for each in (coefficients, *x, *y))
+    if kernels is None or needs_gradient or len(x[0]) != batch:
+        return None
+    a, n = flat(coefficients), shape.numel()
+    onto_x, onto_y = (a.new_empty(batch, rows, *shape) for _ in range(2))
+    bias = a.new_empty(batch, rows)
+    ends = [each.contiguous() for each in (*x, *y)]
+    kernels.forward_products[(batch * rows,)](
+        a, None, *ends, onto_x, onto_y, bias, n, rows, *strides(a), PLACED=False, **block(n)
+    )
+    return onto_x, onto_y, bias
+
+
 def propagate_matrices(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
     """Propagate through ``X·Y``: ends ``(batch, …, i, k)`` and ``(batch, …, k, j)``, places ``(batch, rows, …, i, k,
     j)``.
@@ -130,7 +148,7 @@ class _Products(torch.autograd.Function):
         if out[0].numel():
             n = a.shape[2]
             setting.kernels.forward_products[(bias.numel(),)](
-                a, places, *ends, *out, bias, n, setting.rows, *strides(a), **block(n)
+                a, places, *ends, *out, bias, n, setting.rows, *strides(a), PLACED=True, **block(n)
             )
         return (*out, bias)
 

@@ -94,8 +94,8 @@ class _MatrixPlanes(Relaxed):
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
         x, y = self.left, self.right
-        onto_left = above @ y.lower.mT.unsqueeze(1) + below @ y.upper.mT.unsqueeze(1)
-        onto_right = x.lower.mT.unsqueeze(1) @ coefficients
+        onto_left = _by_matrix(above, y.lower.mT) + _by_matrix(below, y.upper.mT)
+        onto_right = _by_matrix(coefficients.mT, x.lower).mT
         bias = weighted(above, x.lower @ y.lower) + weighted(below, x.lower @ y.upper)
         first, second = self.shapes
         return (unbroadcast(onto_left, first), unbroadcast(onto_right, second)), -bias
@@ -124,6 +124,16 @@ class _MatrixPlanes(Relaxed):
         last = torch.where(may_be, numbers, 0).amax(dim=1)
         found = torch.stack([first, torch.maximum(first, last) + 1], dim=1).tolist()
         return [(start, stop) for start, stop in found]
+
+
+def _by_matrix(coefficients: Tensor, matrix: Tensor) -> Tensor:
+    """Return the products of coefficients ``(b, rows, …, i, j)`` and matrices ``(batch, …, j, k)``.
+
+    All rows are in one product: for each by itself, torch makes small products, and copies of the matrix.
+    """
+    rows, height = coefficients.shape[1], coefficients.shape[-2]
+    found = coefficients.movedim(1, -3).flatten(-3, -2) @ matrix
+    return found.reshape(*found.shape[:-2], rows, height, found.shape[-1]).movedim(-3, 1)
 
 
 class MatrixOfTwo(Bilinear):

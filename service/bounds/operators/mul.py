@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.fused import Ends, OntoBoth, propagate_products, weighted
+from service.bounds.fused import Ends, OntoBoth, propagate_planes, propagate_products, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -105,8 +105,11 @@ class _ProductPlanes(Relaxed):
     right: Interval
 
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
         x, y = self.left, self.right
+        fused = propagate_planes(coefficients, (x.lower, x.upper), (y.lower, y.upper))
+        if fused is not None:
+            return fused[:2], fused[2]
+        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
         onto_left = above * y.lower.unsqueeze(1) + below * y.upper.unsqueeze(1)
         onto_right = coefficients * x.lower.unsqueeze(1)
         bias = weighted(above, x.lower * y.lower) + weighted(below, x.lower * y.upper)

@@ -38,9 +38,12 @@ def _places_in_matrix(i, j, height, width):
 
 @triton.jit(do_not_specialize=["rows"])
 def forward_products(
-    a, places, x_low, x_high, y_low, y_high, to_x, to_y, bias, n, rows, a_batch, a_row, BLOCK: tl.constexpr
-):
-    """Coefficients of products entry by entry; bounds are ``(batch, n)``, places ``(batch, rows, n)``."""
+    a, places, x_low, x_high, y_low, y_high, to_x, to_y, bias, n, rows, a_batch, a_row,
+    PLACED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Coefficients of products entry by entry; bounds are ``(batch, n)``, places ``(batch, rows, n)``, or all 0 without
+    PLACED.
+    """
     program = tl.program_id(0).to(tl.int64)
     instance, row = program // rows, program % rows
     total = tl.zeros([BLOCK], dtype=to_x.dtype.element_ty)
@@ -48,10 +51,14 @@ def forward_products(
         j = first + tl.arange(0, BLOCK)
         here = j < n
         c = tl.load(a + instance * a_batch + row * a_row + j, here, 0.0)
-        place = tl.load(places + program * n + j, here, 0.0)
         lx, ux = _load_ends(x_low, x_high, instance * n + j, here)
         ly, uy = _load_ends(y_low, y_high, instance * n + j, here)
-        along_x, along_y, constant = _planes(c > 0, place, lx, ux, ly, uy)
+        if PLACED:
+            place = tl.load(places + program * n + j, here, 0.0)
+            along_x, along_y, constant = _planes(c > 0, place, lx, ux, ly, uy)
+        else:  # a far end that is infinite must not count
+            along_x = tl.where(c > 0, ly, uy)
+            along_y, constant = lx, -lx * along_x
         tl.store(to_x + program * n + j, c * along_x, here)
         tl.store(to_y + program * n + j, c * along_y, here)
         total += c * constant
