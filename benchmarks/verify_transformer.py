@@ -1,9 +1,9 @@
 """Measures how long CROWN takes for a trained transformer, even without running to its end, and profiles it.
 
-    python benchmarks/verify_transformer.py [--device cuda] [--layers 8] [--width 512] [--sequences 8] [--seconds 240]
+    python benchmarks/verify_transformer.py [--device cuda] [--layers 8] [--width 512] [--sequences 8] [--limit 240]
 
 Trains the transformer a little, then verifies the token after each of some sequences of 32 tokens by a verification
-job. The job is ended after ``--seconds``; its share done by then gives the time of the whole. Ten seconds of it
+job. The job is ended after ``--limit`` seconds; its share done by then gives the time of the whole. Ten seconds of it
 are profiled.
 
 What 8 layers of 512, 32 tokens and 8 sequences need, by torch's ``FlopCounterMode`` over the backward pass of one
@@ -18,10 +18,10 @@ entry of each value, times the rows of that value, both sides:
 | all | 3.29 | 2,076 |
 
 That is 1.66 · 10^16 for 8 sequences: 248 s at the 67 TFLOP/s of float32 on an H100 or H200, so no use of that
-arithmetic takes a minute. Of a row's coefficients only those of its own and earlier tokens are not 0, 16.5 of 32 in the
-mean: passes over them alone would take half of the operations. Products of three TF32 parts each have a peak of
-165 TFLOP/s. Both together would take 50 s at their peak. SwiGLU's rows, 57 % of all, are sums of 512 rows of their
-token's normalised input, but bounds by the two sides of those are looser.
+arithmetic over all of them takes a minute. Of a row's coefficients only those of its own and earlier tokens are not 0,
+and up to the last attention only those of its own; passes go over them alone. Products of three TF32 parts each would
+have a peak of 165 TFLOP/s. SwiGLU's rows, 57 % of all, are sums of 512 rows of their token's normalised input, but
+bounds by the two sides of those are looser.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Watch(RecordingReporter):
     began: float = field(default_factory=time.monotonic)
     profiler: profile | None = None
     is_profiled: bool = False
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -75,6 +76,7 @@ class Watch(RecordingReporter):
         share, left_s = finer.get("share"), finer.get("left_s")
         if share is not None and left_s is not None:
             print(f"[{now:7.1f}] {done}/{total} {unit}, share {share:.4f}, {left_s:.0f} s left", flush=True)
+            self.share = share
         self._profile(now)
         if now > self.seconds:
             raise EnoughError
@@ -106,7 +108,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--method", default="crown")
-    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which the job is ended")
     parser.add_argument("--steps", type=int, default=200)
     asked = parser.parse_args()
     heads = max(1, asked.width // 64)
@@ -119,12 +121,14 @@ def main() -> None:
         spec = TrainSpec.model_validate({**training, "optimizer": {"lr": 3e-4}})
         train(spec, context(TRAINED, asked.device, data, NullReporter()))
         batched = {**verification, "method": asked.method, "budget": {"batch": asked.sequences}}
-        report = Watch(asked.seconds, asked.device)
+        report = Watch(asked.limit, asked.device)
         try:
             result = verify(VerifySpec.model_validate(batched), context(VERIFIED, asked.device, data, report))
             print({name: result[name] for name in ("verdicts", "time", "memory_gib", "wall_seconds")} if result else "")
         except EnoughError:
-            print(f"ended after {asked.seconds:g} s")
+            spent = time.monotonic() - report.began
+            whole = f"about {spent / report.share:.0f} s for the whole" if report.share else "no estimate yet"
+            print(f"ended after {spent:.1f} s with a share of {report.share:.4f}: {whole}")
         if asked.device == "cuda":
             print(torch.cuda.get_device_name(), f"peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
 

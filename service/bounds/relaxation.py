@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from service.bounds import fused
 from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated, backward_rule
+from service.bounds.linear.rows.block import Block, BlockRows, enclosing, in_block
 from service.bounds.linear.rows.patches import Patches
 from service.bounds.linear.rows.structured import GatheredRows
 
@@ -23,6 +26,21 @@ class Relaxed(BackwardRules, ABC):
 
         ``coefficients`` is ``(batch or 1, rows, *shape of the output)``.
         """
+
+    def within(self, block: Block) -> tuple[Relaxed, tuple[Block, ...]] | None:
+        """Return the same for a block of the operator's output, and the blocks of its inputs that matter there;
+        ``None`` if only the whole is known.
+        """
+        return None
+
+    @backward_rule(BlockRows)
+    def backward_block(self, rows: BlockRows) -> Propagated | None:
+        part = self.within(rows.block)
+        if part is None:
+            return None
+        coefficients, bias = part[0].backward(rows.values)
+        found = zip(coefficients, part[1], strict=True)
+        return Propagated(tuple(BlockRows(values, block) for values, block in found), bias)
 
     def propagate_backward(self, rows: Coefficients) -> Propagated | None:
         """Return the step of rows in any representation; ``None`` if they must be made dense first."""
@@ -113,6 +131,32 @@ class Relaxation(Relaxed):
             None if each is None else each.unsqueeze(1) for each in (self.lower_intercept, self.upper_intercept)
         )
         return Lines(*slopes, *intercepts).backward(coefficients)
+
+    def within(self, block: Block) -> tuple[Relaxed, tuple[Block, ...]]:
+        lower, upper = self.lower_intercept, self.upper_intercept
+        part = Relaxation(
+            in_block(self.lower_slope, block),
+            in_block(self.upper_slope, block),
+            None if lower is None else in_block(lower, block),
+            None if upper is None else in_block(upper, block),
+        )
+        return part, (block if self._passing is None else enclosing(self._passing, block),)
+
+    @backward_rule(BlockRows)
+    def backward_block(self, rows: BlockRows) -> Propagated:
+        part, (block,) = self.within(rows.block)
+        (values,), bias = part.backward(rows.values)
+        through = replace(rows, values=values)
+        return Propagated((through if block == rows.block else through.cut(block),), bias)
+
+    @cached_property
+    def _passing(self) -> Tensor | None:
+        """Return which entries pass coefficients on, bool ``(*shape)`` on the host; ``None`` if all do. The others'
+        slopes are 0, such as behind a mask of scores.
+        """
+        slopes = self.lower_slope, self.upper_slope
+        found = torch.stack([(each != 0).any(dim=0) for each in slopes]).any(dim=0).cpu()
+        return None if bool(found.all()) else found
 
     @backward_rule(GatheredRows)
     def backward_gathered(self, rows: GatheredRows) -> Propagated:

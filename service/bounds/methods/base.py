@@ -183,8 +183,13 @@ and are new memory, which the system fills with zeros first.
 def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions) -> int:
     """Return how many of ``rows`` rows may go together in one plain pass."""
     each = elements_of_row(backward, start)
-    most = options.passing(rows * each).elements
-    return max(1, (most if backward.device.type == "cuda" else min(most, IN_CACHE)) // each)
+    return fitting(backward.device, each, options.passing(rows * each))
+
+
+def fitting(device: torch.device, each: int, options: BoundOptions) -> int:
+    """Return how many rows of so many elements go together in one plain pass."""
+    most = options.elements if device.type == "cuda" else min(options.elements, IN_CACHE)
+    return max(1, most // each)
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:

@@ -21,7 +21,8 @@ from service.bounds.interval import Interval
 from service.bounds.leaps import Leap, Tree, leap_over, trees_of
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
-from service.bounds.methods.base import elements_of_row, parts_of_rows, passing_at_once
+from service.bounds.methods.base import elements_of_row, fitting, parts_of_rows
+from service.bounds.methods.row_groups import RowGroup, row_groups
 from service.bounds.near import NearLayers
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
@@ -223,17 +224,24 @@ class PlainLayers(LayerArithmetic):
 
 def one_pass(backward: Pass, name: str, index: Tensor, options: BoundOptions) -> Interval:
     """Bound both sides of the entries by plain backward passes."""
-    pairs = max(1, passing_at_once(backward, name, 2 * index.shape[1], options) // 2)
+    rows = row_groups(backward, name, index)
+    most = options.passing(2 * index.shape[1] * elements_of_row(backward, name))
+    found = [part for group in rows.groups for part in _bounds_of_group(backward, name, group, most)]
+    halves = [each.chunk(2, dim=1) for each in found]
+    low, high = (torch.cat(side, dim=1) for side in zip(*halves, strict=True))
+    return Interval(rows.ordered(low), -rows.ordered(high))
+
+
+def _bounds_of_group(backward: Pass, name: str, group: RowGroup, options: BoundOptions) -> list[Tensor]:
+    pairs = max(1, fitting(backward.device, group.elements, options) // 2)
 
     def bounds(part: slice) -> Tensor:
-        found = backward.lower_bounds(name, IdentityRows(index[:, part]))
+        found = backward.lower_bounds(name, IdentityRows(group.index[:, part], block=group.block))
         if options.progress is not None:
             options.progress.add(name, found.shape[1], backward.device)
         return found
 
-    found = parts_of_rows(backward, index.shape[1], pairs, bounds)
-    halves = [each.chunk(2, dim=1) for each in found]
-    return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
+    return parts_of_rows(backward, group.index.shape[1], pairs, bounds)
 
 
 def _depths(network: Network) -> dict[str, int]:

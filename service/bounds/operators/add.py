@@ -15,6 +15,7 @@ from service.bounds.flat import by_row
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import InitialRows, Propagated, backward_rule
+from service.bounds.linear.rows.block import Block
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches
 from service.bounds.operators.allowance import Roundings, has_constant, largest, repeats
@@ -68,6 +69,14 @@ class Addition(Elementwise, LinearOperator):
                 constant = factor * operand(node, argument, coefficients)
                 bias = _products(by_row(coefficients), constant.flatten(), _is_finite(node, constant))
         return Propagated(tuple(propagated), bias)
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        part = super().within(node, block)
+        constants = [node.arguments[name] for name in self._factors(node) if not node.is_variable(name)]
+        if part is not None and constants:
+            known = (each for each in constants if isinstance(each, Tensor))
+            _finite[part[0]] = all(_is_finite(node, each) for each in known)
+        return part
 
     @backward_rule(Patches)
     def backward_patches(self, node: Node, patches: Patches, tp_group: RankGroup) -> Propagated | None:

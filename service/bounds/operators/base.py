@@ -18,7 +18,8 @@ from torch import Tensor
 
 from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
-from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated
+from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated, backward_rule
+from service.bounds.linear.rows.block import Block, BlockRows
 from service.bounds.linear.rows.patches import Pair, image_of
 from service.bounds.operators.allowance import Roundings, backward_error
 from service.bounds.operators.broadcasting import dimension_of, unbroadcast
@@ -150,6 +151,25 @@ class LinearOperator(BackwardRules, Operator):
             return self.backward(node, rows, tp_group)
         rule = self.backward_rules.get(type(rows))
         return None if rule is None else rule(self, node, rows, tp_group)
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        """Return the part of a node that computes a block of its value, and the blocks of its inputs that the part
+        reads; ``None`` if it is no node of this operator.
+        """
+        return None
+
+    @backward_rule(BlockRows)
+    def backward_block(self, node: Node, rows: BlockRows, tp_group: RankGroup) -> Propagated | None:
+        part = self.within(node, rows.block)
+        if part is None:
+            return None
+        step = self.backward(part[0], rows.values, tp_group)
+        found = [
+            BlockRows(values, block)
+            for values, block in zip(step.coefficients, part[1], strict=True)
+            if isinstance(values, Tensor)
+        ]
+        return Propagated(tuple(found), step.bias)
 
     def backward_in_ascent(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         """Return :meth:`backward` with a gradient that may be rounded: it only decides where to look for better

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from service.bounds.graph import Node, Ref, Repeated
 from service.bounds.interval import Interval
+from service.bounds.linear.rows.block import Block, before_broadcast, in_block, lengths
 from service.bounds.operators.allowance import lines_step, slopes_of
 from service.bounds.operators.base import NonlinearOperator, Operator
 from service.bounds.operators.sharding import Cut, Share, Whole, shared_operand
@@ -44,6 +45,12 @@ class Elementwise(Operator):
 
     def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
         return {name: shared_operand(value, node, cut, share, self.padding) for name, value in node.arguments.items()}
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        blocks = tuple(before_broadcast(block, shape) for shape in node.input_shapes)
+        arguments = {name: _in_block(value, block) for name, value in node.arguments.items()}
+        shapes = tuple(lengths(each) for each in blocks)
+        return replace(node, arguments=arguments, shape=lengths(block), input_shapes=shapes), blocks
 
     def is_finite_at_zero(self, node: Node) -> bool:
         """Return whether padding, which is zero, has bounds and a relaxation that zeros of the next layer can drop."""
@@ -93,3 +100,10 @@ class Activation(Elementwise, NonlinearOperator):
         ends = (value.lower, value.upper, lines.lower_slope, lines.upper_slope)
         intercepts = [each for each in (lines.lower_intercept, lines.upper_intercept) if each is not None]
         return all(bool(end.isfinite().all()) for end in (*ends, *intercepts))
+
+
+def _in_block(value: Any, block: Block) -> Any:
+    """Return an argument's entries in a block of the value to which it is broadcast."""
+    if isinstance(value, Repeated):
+        return Repeated(in_block(value.value, block))
+    return in_block(value, block) if isinstance(value, Tensor) else value

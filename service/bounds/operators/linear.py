@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from service.bounds.fused import product, product_in_ascent
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
+from service.bounds.linear.rows.block import Block, lengths
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.operators.allowance import Roundings, repeats, widened_by_magnitude
@@ -92,6 +93,15 @@ class AffineOperator(AccumulatingOperator):
             rows = units.select(layer.weight)
             return Propagated((rows.reshape(*rows.shape[:2], *node.input_shapes[0]),), bias)
         return Propagated((GatheredRows(layer.weight, units.index, units.mirrored),), bias)
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        (shape,) = node.input_shapes
+        if self.read(node).weight.ndim != MATRIX or shape[:-1] != node.shape[:-1]:
+            return None
+        if block[-1] != (0, node.shape[-1]):
+            return None
+        before = (*block[:-1], (0, shape[-1]))
+        return replace(node, shape=lengths(block), input_shapes=(lengths(before),)), (before,)
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(max(self.read(node).weight.shape[-2:]) + repeats(node) + 8, node.size + 8)

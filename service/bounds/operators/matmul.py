@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from service.bounds.fused import propagate_matrices, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
+from service.bounds.linear.rows.block import Block, Span, before_broadcast, in_block, lengths
 from service.bounds.operators.allowance import Roundings, largest, planes_step, repeats, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
@@ -92,11 +94,46 @@ class _MatrixPlanes(Relaxed):
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
         x, y = self.left, self.right
-        onto_left = above @ y.lower.mT.unsqueeze(1) + below @ y.upper.mT.unsqueeze(1)
-        onto_right = x.lower.mT.unsqueeze(1) @ coefficients
+        onto_left = _by_matrix(above, y.lower.mT) + _by_matrix(below, y.upper.mT)
+        onto_right = _by_matrix(coefficients.mT, x.lower).mT
         bias = weighted(above, x.lower @ y.lower) + weighted(below, x.lower @ y.upper)
         first, second = self.shapes
         return (unbroadcast(onto_left, first), unbroadcast(onto_right, second)), -bias
+
+    def within(self, block: Block) -> tuple[Relaxed, tuple[Block, ...]]:
+        *leading, rows, columns = block
+        spans = self._spans[slice(*rows)]
+        inner = min(span[0] for span in spans), max(span[1] for span in spans)
+        blocks = (*leading, rows, inner), (*leading, inner, columns)
+        before = tuple(before_broadcast(each, shape) for each, shape in zip(blocks, self.shapes, strict=True))
+        left, right = (
+            Interval(in_block(interval.lower, each), in_block(interval.upper, each))
+            for interval, each in zip((self.left, self.right), blocks, strict=True)
+        )
+        return _MatrixPlanes(left, right, tuple(lengths(each) for each in before)), before
+
+    @cached_property
+    def _spans(self) -> list[Span]:
+        """Return, for each row of the left matrix, the entries that are not 0 for certain: the product depends on no
+        others, such as the shares that a mask takes out of a softmax.
+        """
+        length = self.left.lower.shape[-1]
+        may_be = ((self.left.lower != 0) | (self.left.upper != 0)).flatten(0, -3).any(dim=0)
+        numbers = torch.arange(length, device=may_be.device)
+        first = torch.where(may_be, numbers, length - 1).amin(dim=1)
+        last = torch.where(may_be, numbers, 0).amax(dim=1)
+        found = torch.stack([first, torch.maximum(first, last) + 1], dim=1).tolist()
+        return [(start, stop) for start, stop in found]
+
+
+def _by_matrix(coefficients: Tensor, matrix: Tensor) -> Tensor:
+    """Return the products of coefficients ``(b, rows, …, i, j)`` and matrices ``(batch, …, j, k)``.
+
+    All rows are in one product: for each by itself, torch makes small products, and copies of the matrix.
+    """
+    rows, height = coefficients.shape[1], coefficients.shape[-2]
+    found = coefficients.movedim(1, -3).flatten(-3, -2) @ matrix
+    return found.reshape(*found.shape[:-2], rows, height, found.shape[-1]).movedim(-3, 1)
 
 
 class MatrixOfTwo(Bilinear):

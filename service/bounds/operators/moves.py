@@ -14,6 +14,7 @@ from service.bounds.flat import by_row
 from service.bounds.graph import BatchSize, Node, Ref, Repeated
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
+from service.bounds.linear.rows.block import Block, BlockRows, before_broadcast, lengths, reshaped
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches, image_of
 from service.bounds.linear.rows.structured import GatheredRows
@@ -53,7 +54,8 @@ class Reshape(ExactOperator):
 
     @backward_rule(IdentityRows)
     def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
-        return Propagated((units,))
+        part = None if units.block is None else self.within(node, units.block)
+        return Propagated((replace(units, block=None if part is None else part[1][0]),))
 
     @backward_rule(GatheredRows)
     def backward_gathered(self, node: Node, rows: GatheredRows, tp_group: RankGroup) -> Propagated | None:
@@ -63,6 +65,12 @@ class Reshape(ExactOperator):
     def backward_patches(self, node: Node, patches: Patches, tp_group: RankGroup) -> Propagated | None:
         alike = image_of(node.input_shapes[0]) == image_of(node.shape) is not None
         return Propagated((patches,)) if alike else None
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        before = reshaped(block, node.shape, node.input_shapes[0])
+        if before is None:
+            return None
+        return replace(node, shape=lengths(block), input_shapes=(lengths(before),)), (before,)
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
         """The dimension joins those after it, or is split; the dimensions before it keep their entries."""
@@ -107,6 +115,11 @@ class Permute(ExactOperator):
         # Rows stand between the batch and the instance's own dimensions.
         return Propagated((coefficients.permute(0, 1, *(position + 1 for position in inverse[1:])),))
 
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        spans = {position - 1: span for position, span in zip(_dimensions_of(node)[1:], block, strict=True)}
+        before = tuple(spans[dimension] for dimension in range(len(block)))
+        return replace(node, shape=lengths(block), input_shapes=(lengths(before),)), (before,)
+
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut:
         cut = cuts[node.inputs[0]]
         return replace(cut, dim=_dimensions_of(node).index(cut.dim + 1) - 1)
@@ -122,6 +135,10 @@ class Expand(LinearOperator):
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((unbroadcast(coefficients, node.input_shapes[0]),))
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        before = before_broadcast(block, node.input_shapes[0])
+        return replace(node, shape=lengths(block), input_shapes=(lengths(before),)), (before,)
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(repeats(node))
@@ -171,6 +188,24 @@ class Slice(ExactOperator, _SomeEntries):
         whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
         whole[(slice(None), slice(None), *self._index(node))] = coefficients
         return Propagated((whole,))
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        dimension, before = dimension_of(node), block
+        if dimension:
+            taken = self._range(node, node.input_shapes[0][dimension - 1])
+            start, stop = block[dimension - 1]
+            if taken.step != 1:
+                return None
+            before = (*block[: dimension - 1], (start + taken.start, stop + taken.start), *block[dimension:])
+        # Of the part that it reads, it takes everything.
+        arguments = {**node.arguments, "start": 0, "end": 2**63 - 1}
+        shape = lengths(block)
+        return replace(node, arguments=arguments, shape=shape, input_shapes=(shape,)), (before,)
+
+    @backward_rule(BlockRows)
+    def backward_block(self, node: Node, rows: BlockRows, tp_group: RankGroup) -> Propagated | None:
+        part = self.within(node, rows.block)
+        return None if part is None else Propagated((replace(rows, block=part[1][0]),))
 
     def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> None:
         total[(slice(None), slice(None), *self._index(node))] += coefficients
@@ -235,6 +270,14 @@ class Concatenate(LinearOperator):
         ]
         bias = sum(biases[1:], start=biases[0]) if biases else None
         return Propagated(tuple(piece for each, piece in pairs if isinstance(each, Ref)), bias)
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        along, tensors = dimension_of(node) - 1, node.arguments["tensors"]
+        if block[along] != (0, node.shape[along]) or not all(isinstance(each, Ref) for each in tensors):
+            return None
+        before = tuple((*block[:along], (0, shape[along]), *block[along + 1 :]) for shape in node.input_shapes)
+        shapes = tuple(lengths(each) for each in before)
+        return replace(node, shape=lengths(block), input_shapes=shapes), before
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(bias=node.size)

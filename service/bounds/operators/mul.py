@@ -17,6 +17,7 @@ from service.bounds.fused import Ends, OntoBoth, propagate_products, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
+from service.bounds.linear.rows.block import Block, before_broadcast, in_block, lengths
 from service.bounds.operators.allowance import Roundings, planes_step, repeats, signs_kept, widened_by_term
 from service.bounds.operators.base import LinearOperator, NonlinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
@@ -197,6 +198,11 @@ class _Broadcast(Relaxed):
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         propagated, bias = self.planes.backward(coefficients)
         return tuple(unbroadcast(each, shape) for each, shape in zip(propagated, self.shapes, strict=True)), bias
+
+    def within(self, block: Block) -> tuple[Relaxed, tuple[Block, ...]]:
+        left, right = (each.map(lambda end: in_block(end, block)) for each in (self.planes.left, self.planes.right))
+        before = tuple(before_broadcast(block, shape) for shape in self.shapes)
+        return _Broadcast(type(self.planes)(left, right), tuple(lengths(each) for each in before)), before
 
 
 def _stretched(node: Node, bounds: Sequence[Interval]) -> list[Interval]:

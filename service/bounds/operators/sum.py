@@ -12,6 +12,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
+from service.bounds.linear.rows.block import Block, lengths
 from service.bounds.operators.allowance import Roundings, widened_by_term
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.sharding import Cut, Whole
@@ -50,6 +51,16 @@ class Sum(LinearOperator):
         kept = [1 if index + 1 in self._over(node) else length for index, length in enumerate(shape)]
         spread = coefficients.reshape(*coefficients.shape[:2], *kept) * self._scale(node)
         return Propagated((spread.expand(*coefficients.shape[:2], *shape),))
+
+    def within(self, node: Node, block: Block) -> tuple[Node, tuple[Block, ...]] | None:
+        shape, over, spans = node.input_shapes[0], self._over(node), iter(block)
+        keeps = bool(node.arguments["keepdim"])
+        before = list[tuple[int, int]]()
+        for index, length in enumerate(shape):
+            is_over = index + 1 in over
+            own = next(spans) if keeps or not is_over else None
+            before.append((0, length) if own is None or is_over else own)
+        return replace(node, shape=lengths(block), input_shapes=(lengths(before),)), (tuple(before),)
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(4)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds.linear.rows.block import Block, BlockRows, units
 from service.bounds.linear.rows.patches import Patches, image_of
 from service.bounds.linear.rows.structured import StructuredRows
 
@@ -16,11 +17,13 @@ class IdentityRows(StructuredRows):
     """Rows of the identity over a node's entries, never materialised where a layer can give its own rows instead.
 
     ``index`` ``(batch or 1, rows)`` counts entries of one flattened instance. With ``mirrored`` the negated rows
-    follow, whose lower bounds are minus the upper bounds.
+    follow, whose lower bounds are minus the upper bounds. ``block`` holds all entries, where one is given: the rows
+    then stay in blocks as long as they can, and else in patches.
     """
 
     index: Tensor
     mirrored: bool = True
+    block: Block | None = None
 
     @property
     def count(self) -> int:
@@ -31,8 +34,13 @@ class IdentityRows(StructuredRows):
         rows = entries[self.index]
         return torch.cat([rows, -rows], dim=1) if self.mirrored else rows
 
-    def wider(self, shape: tuple[int, ...], like: Tensor) -> Patches | None:
-        """Return patches of one place if the value is an image ``(…, channels, height, width)``."""
+    def wider(self, shape: tuple[int, ...], like: Tensor) -> BlockRows | Patches | None:
+        """Return the rows in their block, or patches of one place if the value is an image ``(…, channels, height,
+        width)``.
+        """
+        if self.block is not None:
+            rows = units(self.index, self.block, shape, like)
+            return BlockRows(torch.cat([rows, -rows], dim=1) if self.mirrored else rows, self.block)
         if image_of(shape) is None:
             return None
         channels = torch.zeros(*self.index.shape, shape[-3], 1, 1, dtype=like.dtype, device=like.device)
