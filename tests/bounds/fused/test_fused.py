@@ -22,7 +22,6 @@ from service.bounds.linear.rows.patches import Patches
 from service.bounds.linear.rows.structured import GatheredRows
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare_stage
-from service.bounds.operators.mul import _ProductPlanes
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Relaxation
 
@@ -262,26 +261,6 @@ def test_kernels_make_the_same(monkeypatch: pytest.MonkeyPatch, name: str, dtype
     ours = results(function, inputs)
     without_kernels(monkeypatch)
     for one, other in zip(ours, results(function, inputs), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-@cuda
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_planes_of_a_product_go_through_a_kernel_as_they_do_without(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    monkeypatch.setattr(building, "FEWEST", 0)
-    number = randoms(5, "cuda", dtype)
-    low = number(3, 7, 10)
-    x, y = (low, low + number(3, 7, 10).abs()), (-low, number(3, 7, 10).abs() - low)
-    planes, coefficients = _ProductPlanes(Interval(*x), Interval(*y)), number(3, 6, 7, 10)
-    ours = fused.propagate_planes(coefficients, x, y)
-    without_kernels(monkeypatch)
-    assert ours is not None
-    onto, bias = planes.backward(coefficients)
-    assert bias is not None
-    for one, other in zip(ours, (*onto, bias), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
