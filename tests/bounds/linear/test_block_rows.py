@@ -8,11 +8,10 @@ from itertools import product
 import pytest
 import torch
 from nets import box_around
-from service.bounds.operators.reshape import _reshaped
 from torch import Tensor, nn
 
 from service.bounds.linear.plain import Pass
-from service.bounds.linear.rows.block import BlockRows, enclosing, in_block, lengths
+from service.bounds.linear.rows.block import BlockRows, enclosing, in_block, lengths, reshaped
 from service.bounds.methods import CROWN, BoundOptions
 from service.bounds.methods import row_groups as grouping
 from service.bounds.methods.base import elements_of_row
@@ -90,7 +89,7 @@ def test_a_block_of_another_shape_has_the_same_entries() -> None:
     found = 0
     for shape, into in product(shapes, repeat=2):
         for spans in product(*([(0, 1), (0, n), (n // 2, n)] for n in shape)):
-            other = _reshaped(spans, shape, into)
+            other = reshaped(spans, shape, into)
             if other is None:
                 continue
             found += 1
