@@ -127,19 +127,11 @@ def _add_terms(
 
     ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, preactivations)``.
     """
-    added, bias = (
-        preactivations.unflattened(coefficients),
-        dict(zip(preactivations.each, biases.unbind(dim=1), strict=True)),
-    )
+    added = preactivations.unflattened(coefficients)
+    bias = dict(zip(preactivations.each, biases.unbind(dim=1), strict=True))
     result = dict(relaxed)
-    for name in {
-        preactivation.reader: None for preactivation in preactivations.each if preactivation.reader in relaxed
-    }:
-        own = {
-            preactivation.position: preactivation
-            for preactivation in preactivations.each
-            if preactivation.reader == name
-        }
+    for name in dict.fromkeys(each.reader for each in preactivations.each if each.reader in relaxed):
+        own = {each.position: each for each in preactivations.each if each.reader == name}
         extra = [added[own[place].value] if place in own else None for place in range(len(network.nodes[name].inputs))]
         first, *others = (bias[preactivation] for preactivation in own.values())
         result[name] = _Constrained(relaxed[name], extra, sum(others, start=first))
@@ -261,10 +253,8 @@ class DualObjective:
         if not beta.shape[1] and not batch.own.index.shape[1] and probe is None:
             return relaxed
         multipliers = Multipliers(beta * batch.splits.here, batch.splits.index, batch.held)
-        added, biases = (
-            multipliers.coefficients(self.preactivations.entries),
-            multipliers.biases(batch.preactivation, len(self.preactivations.each)),
-        )
+        added = multipliers.coefficients(self.preactivations.entries)
+        biases = multipliers.biases(batch.preactivation, len(self.preactivations.each))
         if batch.own.index.shape[1]:
             added = added.scatter_add(1, batch.own.index, batch.own.sign)
         return _add_terms(self.network, self.preactivations, relaxed, added if probe is None else added + probe, biases)
