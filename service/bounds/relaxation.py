@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,7 +18,12 @@ from service.bounds.linear.rows.structured import GatheredRows
 
 
 class Relaxed(BackwardRules, ABC):
-    """An operator that was relaxed on its inputs' bounds."""
+    """An operator that was relaxed on its inputs' bounds.
+
+    If it ``reaches_deciding``, its coefficients on inputs that only decide may be other than 0.
+    """
+
+    reaches_deciding: ClassVar[bool] = False
 
     @abstractmethod
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:

@@ -109,7 +109,9 @@ class PlainRowArithmetic(RowArithmetic):
 
     def skipped_inputs(self, node: Node) -> frozenset[int]:
         network = self.backward.network
-        return network.operator_of(node).deciding if node.name in network.relaxed else frozenset()
+        if node.name not in network.relaxed or self.relaxation(node).reaches_deciding:
+            return frozenset()
+        return network.operator_of(node).deciding
 
     def structured_step(self, node: Node, rows: StructuredRows) -> Propagated | None:
         """Return the step of rows in the first representation that the node supports."""

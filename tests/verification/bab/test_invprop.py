@@ -108,6 +108,19 @@ def test_bounds_hold_wherever_the_property_fails(name: str, seed: int, share: fl
             assert bool((bounds.width <= known.width + 1e-12).all())
 
 
+def test_bounds_hold_of_a_difference_that_only_decides_on_a_maximum() -> None:
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Hardtanh(0.2, 0.6)).double()
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+        net[0].bias.zero_()
+    subject, one = model_from(net, 1), torch.ones(1, 1, dtype=torch.float64)
+    objective, specification_rows = objective_of(subject, Interval(-one, one), one[None], one)
+    invprop = Invprop(objective, specification_rows, InvpropSettings())
+    assert invprop.tighten(0, -0.5, invprop.preactivations, time.monotonic() + 600) is not None
+    hidden, _ = hidden_values(subject, torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None])
+    assert bool(((hidden >= objective.bounds.lower - 1e-9) & (hidden <= objective.bounds.upper + 1e-9)).all())
+
+
 def test_bounds_are_tighter_than_those_that_always_hold() -> None:
     """By far, and of one disjunct without a change of the other's."""
     subject, centre = model_named("relu", 1), torch.zeros(1, 3, dtype=torch.float64)

@@ -61,6 +61,7 @@ class _RecordedRelaxation(Relaxed):
     relaxed: Relaxed
     name: str
     arrived: dict[str, Tensor]
+    reaches_deciding = True
 
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         self.arrived[self.name] = coefficients

@@ -105,6 +105,7 @@ class _Constrained(Relaxed):
     relaxed: Relaxed
     added: Sequence[Tensor | None]
     bias: Tensor
+    reaches_deciding = True
 
     def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         propagated, bias = self.relaxed.backward(coefficients)
