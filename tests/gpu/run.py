@@ -50,8 +50,9 @@ class Promises:
 
 
 def memory_mib() -> list[int]:
-    """Return the used memory of each GPU."""
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    """Return the used memory of each GPU that the tests see; others of the host may be at work."""
+    seen = [f"GPU-{torch.cuda.get_device_properties(each).uuid}" for each in range(torch.cuda.device_count())]
+    asked = ["nvidia-smi", f"--id={','.join(seen)}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return [int(line) for line in subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()]
 
 
