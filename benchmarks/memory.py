@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from biasfield import REAL, SMALL, problem
 
+from service.bounds.full_float32 import forbid_tf32
 from service.bounds.memory import SYSTEM, MemoryBudget, MemoryShortageError, keep_workspaces_small
 from service.bounds.methods import CROWN, BoundOptions
 from service.formats.vnnlib import Query, parse
@@ -145,8 +146,7 @@ def main() -> int:
     parser.add_argument("--float32", action="store_true", help="as jobs search; float64 else")
     given = parser.parse_args()
     keep_workspaces_small()
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    forbid_tf32()
     wrong = False
     for radius in given.radii:
         made = problem(SMALL if given.small else REAL, radius)

@@ -23,6 +23,7 @@ import torch
 from parity_networks import plain
 from torch import Tensor, nn
 
+from service.bounds.full_float32 import forbid_tf32
 from service.bounds.interval import Interval
 from service.bounds.memory import keep_freed_memory, keep_workspaces_small
 from service.bounds.methods import METHODS, BoundOptions, repeatedly
@@ -156,8 +157,7 @@ def main() -> None:
     given = parser.parse_args()
     keep_workspaces_small()
     keep_freed_memory()
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    forbid_tf32()
     print("| | network | batch | method | mean width | mean lower | seconds | peak MB |")
     print("|---" * 8 + "|")
     rows = []

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from mesh_search import measure_search
 from torch import Tensor, nn
 
+from service.bounds.full_float32 import forbid_tf32
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions
 from service.bounds.network import prepare
@@ -150,7 +151,7 @@ def main() -> None:
     parser.add_argument("--above", type=float, nargs="+", default=[0.3], help=above)
     parser.add_argument("--limit", type=float, default=500, help="seconds of a search; ranks that wait give up at 600")
     given = parser.parse_args()
-    torch.set_float32_matmul_precision("highest")
+    forbid_tf32()
     device = distributed.start(given.device)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     if names := [name for name in given.cases if name != SEARCH]:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from verify import PEER_METHODS
 from zoo_models import ZOO, Entry, seeded
 
+from service.bounds.full_float32 import forbid_tf32
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
 from service.bounds.memory import keep_freed_memory, keep_workspaces_small
@@ -331,8 +332,7 @@ def into(path: Path, name: str, given: argparse.Namespace, cores: Sequence[int])
     torch.backends.mha.set_fastpath_enabled(
         False
     )  # what is exported without gradients otherwise, and nobody else reads
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    forbid_tf32()
     with path.open("a") as file:
         log = Log(file)
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from service.bounds.full_float32 import forbid_tf32
 from service.bounds.interval import Interval
 from service.bounds.memory import is_out_of_memory, keep_freed_memory, keep_workspaces_small, make_room
 from service.bounds.methods import IBP, Bounder, BoundOptions, ProgressMeter
@@ -50,8 +51,7 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     memory runs out while other ranks wait for this one.
     """
     started = time.monotonic()
-    # A last bit of float32 decides nothing here, but TF32's ten-bit products would.
-    torch.set_float32_matmul_precision("highest")
+    forbid_tf32()
     keep_workspaces_small()
     keep_freed_memory()
     early_start.begin_context(context.device_type, distributed.read_launch(os.environ))

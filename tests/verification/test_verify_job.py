@@ -52,6 +52,13 @@ def test_a_trained_classifier_is_certified(trained: DataLayout, method: str) -> 
         assert report.lines[-1].startswith(f"{counts} after ")
 
 
+def test_nothing_is_computed_in_tf32(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    job.run(specification(method="ibp"), context(trained)[0])
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 def test_certified_samples_survive_an_attack_and_falsified_ones_are_wrong(trained: DataLayout) -> None:
     ranked, report = context(trained)
     job.run(specification(), ranked)
