@@ -233,8 +233,7 @@ class SearchRunner:
             if progress.seconds >= next_tree:
                 next_tree = 2 * progress.seconds
                 self.trees.tell(instance, progress, record)
-            most = self.task.spec.budget.domains
-            if most is not None and progress.domains >= most and progress.open:
+            if progress.domains >= self.task.spec.budget.domains and progress.open:
                 raise _SpentError
 
         return report

@@ -257,11 +257,11 @@ class VerifyBudget(Strict):
         f"{SECONDS:g} if it may be searched, after which its verdict is timeout, and "
         f"{SECONDS_OF_BOUNDS:g} for bounds alone, after which it gets interval bounds, as its reason says",
     )
-    domains: int | None = Field(
-        None,
+    domains: int = Field(
+        10**9,
         ge=1,
         le=10**9,
-        description="subdomains of an instance that a search may bound; as many as its seconds allow when absent",
+        description="subdomains of an instance that a search may bound; left alone, its seconds end it long before",
     )
     memory_gib: float | None = Field(
         None,
