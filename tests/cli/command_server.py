@@ -29,6 +29,7 @@ BEFOREHAND = (
     "httpcore2",
     "service.jobs.kinds.listing",
     "service.jobs.kinds.registry",
+    "service.jobs.store",
     "service.jobs.text.documents",
     "service.schedules",
     "trivet.client",
