@@ -32,25 +32,26 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
                 yield text.value.value
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def fragments(tree: ast.Module) -> list[str]:
     return [text.splitlines()[0] for text in docstrings(tree) if FRAGMENT.match(text)]
 
 
+@cache
+def read(path: Path) -> tuple[list[str], list[str]]:
+    """Return a file's docstrings that are fragments, and its classes. To keep trees takes longer than to make them."""
+    tree = ast.parse(path.read_text())
+    return fragments(tree), [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
 def test_no_docstring_is_a_fragment() -> None:
-    assert [f"{path.relative_to(ROOT)}: {text}" for path in FILES for text in fragments(parsed(path))] == []
+    assert [f"{path.relative_to(ROOT)}: {text}" for path in FILES for text in read(path)[0]] == []
 
 
 def test_the_name_of_a_class_stands_for_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+        for name in read(path)[1]:
+            homes.setdefault(name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
 
 

@@ -24,28 +24,17 @@ PATIENT_API = ("-c", "import sys; from api import __main__ as api; api._SHUTDOWN
 """The API, which gives open requests an hour to end before it ends itself."""
 
 
-def test_the_first_start_writes_the_admin_key_for_its_owner_only(
-    redis: redis_py.Redis, broker: str, tmp_path: Path
-) -> None:
-    key_file = tmp_path / "data" / "admin.key"
-    with process(broker, tmp_path / "data") as (_, log):
-        url = address(log)
-        assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-        secret = key_file.read_text().strip()
-        assert httpx2.get(f"{url}/v1/keys", headers=bearer(secret), timeout=300).status_code == 200
-        assert secret not in log.read_text()
-    with process(broker, tmp_path / "data") as (_, log):
-        address(log)
-        assert key_file.read_text().strip() == secret
-
-
 @pytest.mark.parametrize("number", first_fast(1, [signal.SIGTERM, signal.SIGHUP]))
 def test_a_signal_ends_open_streams_and_the_process_at_once(
     redis: redis_py.Redis, broker: str, tmp_path: Path, number: signal.Signals
 ) -> None:
+    """The first start writes the admin's key, for its owner only, and the next one keeps it."""
+    key_file = tmp_path / "data" / "admin.key"
     with process(broker, tmp_path / "data", program=PATIENT_API) as (running, log):
         url = address(log)
-        headers = bearer((tmp_path / "data" / "admin.key").read_text().strip())
+        assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+        secret = key_file.read_text().strip()
+        headers = bearer(secret)
         job_id = httpx2.post(f"{url}/v1/jobs", json=TRAIN, headers=headers, timeout=300).json()["id"]
         stream = {**headers, "Accept": "text/event-stream"}
         with httpx2.stream("GET", f"{url}/v1/jobs/{job_id}/events", headers=stream, timeout=300.0) as response:
@@ -54,6 +43,10 @@ def test_a_signal_ends_open_streams_and_the_process_at_once(
             running.send_signal(number)
             assert [event.event for event in events][-1] == "bye"
         assert running.wait(300) in (0, -signal.SIGTERM), "an open stream must not hold up the end"
+        assert secret not in log.read_text()
+    with process(broker, tmp_path / "data") as (_, log):
+        assert httpx2.get(f"{address(log)}/v1/keys", headers=headers, timeout=300).status_code == 200
+        assert key_file.read_text().strip() == secret
 
 
 @pytest.fixture

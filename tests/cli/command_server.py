@@ -25,11 +25,14 @@ from typing import Any
 COMMAND_LINE = "trivet.cli"
 BEFOREHAND = (
     COMMAND_LINE,
-    "httpx2",
+    "encodings.idna",
+    "httpcore2",
     "service.jobs.kinds.listing",
     "service.jobs.kinds.registry",
+    "service.jobs.store",
+    "service.jobs.text.documents",
     "service.schedules",
-    "yaml",
+    "trivet.client",
 )
 
 

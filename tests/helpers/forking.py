@@ -2,11 +2,11 @@
 
 Each takes a file of tests after the other, so a fixture of a module is made once; those of the session are made by each
 process. All tests that need a browser are taken as one file, since a browser takes seconds to start. Long files come
-first, so that all processes end together: a test takes as long as it took the last time, else what its marker says,
-``slow(seconds)``. Tests that mostly wait, for leases to end or limits to pass, are marked ``waits``: those of a file
-are taken by themselves, and one more process takes only such, which leaves the processors to the others. What a
-process says about its tests is reported by the first one, as if it had run them. A test that ends its process has
-failed, and another process takes up the rest of the file.
+first, so that all processes end together: a test takes as long as it took the last time, else what its markers say,
+``slow(seconds)`` or ``distributed``. Tests that mostly wait, for leases to end or limits to pass, are marked ``waits``:
+those of a file are taken by themselves, and one more process takes only such, which leaves the processors to the
+others. What a process says about its tests is reported by the first one, as if it had run them. A test that ends its
+process has failed, and another process takes up the rest of the file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from workers.linux import die_with_parent
 INDEX_BYTES = 4
 SECONDS_OF_TESTS = "trivet/seconds-of-tests"
 """What pytest's cache keeps from run to run."""
-SECONDS_OF_A_TEST, SECONDS_OF_A_SLOW_TEST = 0.15, 3.0
-"""What a test takes on average, if it is not marked, and if its marker says no more than ``slow``."""
+SECONDS_OF_A_TEST, SECONDS_OF_A_GROUP, SECONDS_OF_A_SLOW_TEST = 0.1, 2.0, 3.0
+"""What a test takes on average: one without a mark, one marked ``distributed``, and one marked ``slow`` and no more."""
 
 
 @dataclass
@@ -60,8 +60,9 @@ def _file(nodeid: str) -> str:
 
 
 def _stated_seconds(item: pytest.Item) -> float:
-    marker = item.get_closest_marker("slow")
-    return float((*marker.args, SECONDS_OF_A_SLOW_TEST)[0]) if marker else SECONDS_OF_A_TEST
+    if marker := item.get_closest_marker("slow"):
+        return float((*marker.args, SECONDS_OF_A_SLOW_TEST)[0])
+    return SECONDS_OF_A_GROUP if item.get_closest_marker("distributed") else SECONDS_OF_A_TEST
 
 
 def _files(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:

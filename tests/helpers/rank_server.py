@@ -36,6 +36,7 @@ BEFOREHAND = (
     *forked_supervisors.BEFOREHAND,
     "hypothesis.strategies",
     "pytest",
+    "scipy.optimize",
     "service.compilation.job",
     "service.training.job",
     "service.verification.first_trace",

@@ -11,8 +11,9 @@ import httpx2
 import pytest
 import redis as redis_py
 from mail_receiver import MailReceiver, mail_receiver
+from own_broker import own_broker
 from pydantic import SecretStr, ValidationError
-from serving import serving
+from serving import Service, serving
 from waiting import eventually
 from webhook_receiver import Receiver
 from webhook_service import SPEC
@@ -20,6 +21,7 @@ from webhook_service import SPEC
 from service.jobs.settings import Settings
 from service.jobs.store.keyspace import WEBHOOK_DUE
 
+__all__ = ["own_broker"]  # the file's service lives as long as its tests
 MAIL: dict[str, Any] = {"smtp_from": "trivet@example.org", "smtp_to": "ada@example.org, @lab.example"}
 
 
@@ -29,14 +31,19 @@ def mailbox() -> Iterator[MailReceiver]:
         yield receiving
 
 
-@pytest.fixture
-def client(broker: str, redis: redis_py.Redis, tmp_path: Path, mailbox: MailReceiver) -> Iterator[httpx2.Client]:
-    url = SecretStr(f"smtp+plain://127.0.0.1:{mailbox.port}")
-    settings = Settings(data=tmp_path, redis_url=SecretStr(broker), webhook_allow="127.0.0.0/8", smtp_url=url, **MAIL)
+@pytest.fixture(scope="module")
+def service(broker: str, tmp_path_factory: pytest.TempPathFactory, mailbox: MailReceiver) -> Iterator[Service]:
+    data, mail = tmp_path_factory.mktemp("data"), SecretStr(f"smtp+plain://127.0.0.1:{mailbox.port}")
+    settings = Settings(data=data, redis_url=SecretStr(broker), webhook_allow="127.0.0.0/8", smtp_url=mail, **MAIL)
     with serving(settings) as running:
-        key = {"Authorization": f"Bearer {running.store.keys.create('root', ['admin'])[1]}"}
-        with httpx2.Client(base_url=running.url, headers=key, timeout=300.0) as found:
-            yield found
+        yield running
+
+
+@pytest.fixture
+def client(service: Service, redis: redis_py.Redis) -> Iterator[httpx2.Client]:
+    key = {"Authorization": f"Bearer {service.store.keys.create('root', ['admin'])[1]}"}
+    with httpx2.Client(base_url=service.url, headers=key, timeout=300.0) as found:
+        yield found
 
 
 def run_and_cancel(client: httpx2.Client, **changes: object) -> str:

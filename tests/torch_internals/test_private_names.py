@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +102,6 @@ def test_releases_in_the_table_were_tried() -> None:
     assert all(row.releases and set(row.releases) <= set(TRIED) for row in INTERNALS.values())
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
@@ -119,32 +113,49 @@ def defined_in(tree: ast.AST) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and names(node.value, {"self"}):
             yield node.attr
+
+
+def names(node: ast.expr, texts: set[str]) -> bool:
+    """Whether a name, or an attribute of one, is written as one of ``texts``."""
+    if isinstance(node, ast.Name):
+        return node.id in texts  # what most are, and known sooner
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in texts
 
 
 def private_names_in(tree: ast.AST) -> Iterator[str]:
     """Private names that a file takes from modules or objects that it names, or asks for as text."""
     for node in ast.walk(tree):
+        found: list[str] = []
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("torch"))
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in {"aten", "torch.ops.aten"}:
-            yield node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"getattr", "hasattr", "setattr", "patch.object"}:
-            yield from (str(each.value) for each in node.args[1:2] if isinstance(each, ast.Constant))
+            found = [alias.name for alias in node.names if alias.name.startswith("torch")]
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            found = [] if names(node.value, {"aten", "torch.ops.aten"}) else [node.attr]
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            asks = names(node.func, {"getattr", "hasattr", "setattr", "patch.object"})
+            found = [str(node.args[1].value)] if asks else []
+        yield from (name for name in found if any(map(is_private, name.split("."))))
 
 
-def unlisted_in(tree: ast.AST, own: set[str]) -> list[str]:
+def read(path: Path) -> tuple[set[str], list[str]]:
+    """Return what a file defines and what it takes. To keep trees would take longer than to make them."""
+    tree = ast.parse(path.read_text())
+    return set(defined_in(tree)), list(private_names_in(tree))
+
+
+def unlisted(taken: Iterable[str], own: set[str]) -> list[str]:
     """Those that have no row, and modules that are imported although they may be missing."""
     known = {name.rpartition(".")[2] for name in INTERNALS} | own | OF_PYTHON
-    return [name for name in private_names_in(tree) if any(map(is_private, name.split("."))) and name not in known]
+    return [name for name in taken if name not in known]
 
 
 def test_every_private_name_of_torch_that_is_used_is_in_the_table() -> None:
-    own = {name for path in SOURCES for name in defined_in(tree_of(path))}
-    found = {str(path.relative_to(ROOT)): unlisted_in(tree_of(path), own) for path in SOURCES}
+    files = {str(path.relative_to(ROOT)): read(path) for path in SOURCES}
+    own = set[str]().union(*(defined for defined, _ in files.values()))
+    found = {path: unlisted(taken, own) for path, (_, taken) in files.items()}
     assert {path: names for path, names in found.items() if names} == {}
 
 
@@ -165,4 +176,4 @@ def test_every_row_of_the_table_is_used() -> None:
     ],
 )
 def test_the_scan_finds_what_has_no_row(source: str) -> None:
-    assert unlisted_in(ast.parse(source), set())
+    assert unlisted(private_names_in(ast.parse(source)), set())

@@ -123,6 +123,11 @@ def test_nothing_in_a_fork_names_the_folders_or_the_user_of_its_launcher(
     assert any("of-rank" in value for value in forked.values())
 
 
+def test_what_is_preloaded_for_trainings_brings_no_package_of_models(processes: Processes) -> None:
+    found = {path.partition(".")[0] for path in processes.forked(PRELOADS[:1])}
+    assert found & {"service", "timm", "torch", "torchvision", "transformers"} == {"service", "torch"}
+
+
 @pytest.mark.slow
 def test_a_fork_has_the_values_of_a_fresh_interpreter(processes: Processes) -> None:
     """Left out is what two fresh interpreters differ in: addresses, and what is drawn at random."""
