@@ -27,14 +27,6 @@ Ids = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class TokenFile:
-    """A file of ids: ``encoding`` is ``npy``, or the type of a flat array."""
-
-    path: Path
-    encoding: str
-
-
-@dataclass(frozen=True)
 class PackedTokens:
     """Sequences ``first`` to ``first + count`` of a row of ids; the last target of one begins the next."""
 
@@ -70,11 +62,11 @@ class PackedTokens:
         return self
 
 
-def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
-    """Return all sequences of a file. ``ValueError`` with the field where it holds no sequence, or an id that is too
-    large.
+def open_tokens(path: Path, encoding: str, spec: FileTokens, field: str) -> PackedTokens:
+    """Return all sequences of a file of ids: ``encoding`` is ``npy``, or the type of a flat array. ``ValueError`` with
+    the field where it holds no sequence, or an id that is too large.
     """
-    ids = _map(file, field)
+    ids = _map_npy(path, field) if encoding == "npy" else _map_flat(path, encoding, field)
     count = (len(ids) - 1) // spec.sequence
     if count < 1:
         raise ValueError(
@@ -112,15 +104,13 @@ def _windows(ids: Ids) -> Iterator[Ids]:
         yield ids[start : start + WINDOW]
 
 
-def _map(file: TokenFile, field: str) -> Ids:
-    if file.encoding == "npy":
-        return _map_npy(file.path, field)
-    kind = np.dtype(file.encoding).newbyteorder("<")
-    size = file.path.stat().st_size
+def _map_flat(path: Path, encoding: str, field: str) -> Ids:
+    kind = np.dtype(encoding).newbyteorder("<")
+    size = path.stat().st_size
     if size % kind.itemsize:
-        raise ValueError(f"{field} has {size} bytes, which are no whole number of {file.encoding} ids")
+        raise ValueError(f"{field} has {size} bytes, which are no whole number of {encoding} ids")
     # An empty file cannot be mapped.
-    return np.memmap(file.path, kind, mode="r") if size else np.empty(0, kind)
+    return np.memmap(path, kind, mode="r") if size else np.empty(0, kind)
 
 
 def _map_npy(path: Path, field: str) -> Ids:
