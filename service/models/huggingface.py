@@ -45,7 +45,8 @@ def tensors_of(file: str, layout: DataLayout) -> dict[str, Tensor]:
     """Return the tensors in an uploaded archive by their names there, mapped as :func:`load` maps them. Raises
     ``ArchiveError``.
     """
-    return _tensors(_unpacked(file, layout))
+    folder = _unpacked(file, layout)
+    return _tensors(folder)
 
 
 def _unpacked(file: str, layout: DataLayout) -> Path:

@@ -77,7 +77,7 @@ def _race(
     slower = agree(max(_block(eager, 1, device), _block(compiled, 1, device)))
     repeats, rounds = plan_race(slower, settings)
     pairs = [(_block(eager, repeats, device), _block(compiled, repeats, device)) for _ in range(rounds)]
-    return summarise([(first / eager.steps, second / compiled.steps) for first, second in pairs], settings)
+    return summarise([(first / eager.steps, second / compiled.steps) for first, second in pairs])
 
 
 def _block(runner: _Runner, repeats: int, device: torch.device) -> float:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from service.jobs.files import Checkpoint
 from service.parallel.checkpoint.storage import save
+from service.parallel.distributed import rank_and_size
 
 LAST_WRITE_S = 10.0
 """How long an error of the job waits for a running write: peers must not learn of it too late."""
@@ -95,7 +96,7 @@ class BackgroundSaver:
     ) -> None:
         self._folder, self._keep, self._rows, self._tell = folder, keep, rows, tell
         self._staging = _Staging()
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
+        self._group = dist.new_group(backend="gloo") if rank_and_size()[1] > 1 else None
         self._writing: threading.Thread | None = None
         self._failed: BaseException | None = None
 
