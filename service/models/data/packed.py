@@ -15,7 +15,7 @@ from torch import Tensor
 
 from service.jobs.spec.data import FileTokens
 from service.models.data.arrays import BROKEN, check_claim
-from service.models.data.sources import Split
+from service.models.data.sources import OnDisk, Split, count_for_training
 
 CHECKED_WHOLE = 2**26
 """The most ids that are all checked when a file is opened; of a larger one, evenly spaced windows are. Every batch is
@@ -27,7 +27,7 @@ Ids = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class PackedTokens:
+class PackedTokens(OnDisk):
     """Sequences ``first`` to ``first + count`` of a row of ids; the last target of one begins the next."""
 
     ids: Ids
@@ -44,10 +44,6 @@ class PackedTokens:
     def sequence(self) -> int | None:
         return self.length
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
     def take(self, indices: Tensor) -> Split:
         rows = np.empty((len(indices), self.length + 1), dtype=np.int64)
         for row, index in zip(rows, indices.tolist(), strict=True):
@@ -56,10 +52,6 @@ class PackedTokens:
         check_ids(rows, self.vocabulary, f"{self.field} holds")
         tokens = torch.from_numpy(rows)
         return Split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
-
-    def to(self, device: torch.device) -> PackedTokens:
-        """Return the samples unchanged: they stay on disk."""
-        return self
 
 
 def open_tokens(path: Path, encoding: str, spec: FileTokens, field: str) -> PackedTokens:
@@ -79,11 +71,9 @@ def open_tokens(path: Path, encoding: str, spec: FileTokens, field: str) -> Pack
 
 def divide(tokens: PackedTokens, test_fraction: float) -> tuple[PackedTokens, PackedTokens]:
     """Divide into training and test split, the last ``test_fraction``: at least one sequence."""
-    held_out = max(int(len(tokens) * test_fraction), 1)
-    rest = len(tokens) - held_out
-    if rest < 1:
-        raise ValueError(f"{tokens.field} holds {len(tokens)} sequences of {tokens.length}: too few for a test split")
-    return replace(tokens, count=rest), replace(tokens, first=rest, count=held_out)
+    held = f"{tokens.field} holds {len(tokens)} sequences of {tokens.length}"
+    rest = count_for_training(len(tokens), test_fraction, held)
+    return replace(tokens, count=rest), replace(tokens, first=rest, count=len(tokens) - rest)
 
 
 def check_ids(ids: Ids, vocabulary: int, who_has: str, question: str = "is the encoding right?") -> None:

@@ -29,7 +29,7 @@ class ProgramCheckpoints(Checkpoints):
     """The checkpoints of a program's training. Raises :class:`LackingError` for state that they would lose."""
 
     def __init__(self, spec: TrainSpec, training: PreparedProgram) -> None:
-        super().__init__(spec, training.context, training.device)
+        super().__init__(spec, training.context)
         self._training = training
         self._names = {id(value): name for name, value in training.parts.members().items()}
         for index, optimizer in enumerate(training.parts.optimizers):
