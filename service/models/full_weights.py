@@ -15,7 +15,7 @@ from service.jobs.runtime import RefusedError
 from service.parallel import distributed
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
-from service.parallel.tensor.placement import global_rows, global_tensors
+from service.parallel.tensor.placement import global_rows, global_tensors, local
 from service.torch_internals.table import internal
 
 
@@ -121,7 +121,7 @@ def load_into(module: nn.Module, state: Weights) -> None:
             raise WeightsError(f"weights for {name!r} have shape {held}; this model has {wanted}")
     with torch.no_grad():
         for name, parameter in own.items():
-            target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            target = local(parameter)
             _fill(target, state[name], own_slices(parameter), rows.get(name))
             if target.numel() and not all(bool(each.isfinite()) for each in target.aminmax()):
                 raise WeightsError(f"weights for {name!r} are not all finite: correct them, no training could go on")

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from service.jobs.files import Checkpoint
 from service.parallel.checkpoint.storage import save
 from service.parallel.distributed import rank_and_size
+from service.parallel.tensor.placement import local
 
 LAST_WRITE_S = 10.0
 """How long an error of the job waits for a running write: peers must not learn of it too late."""
@@ -158,7 +159,7 @@ class _Staging:
 
     def prepare(self, state: Mapping[str, Tensor]) -> None:
         """Begin to take the memory that a copy of ``state`` will need."""
-        kinds = {name: (own.shape, own.dtype) for name, own in ((name, _own(each)) for name, each in state.items())}
+        kinds = {name: (local(each.detach()).shape, each.dtype) for name, each in state.items()}
         self._preparing = threading.Thread(target=self._take, args=(kinds,), name="checkpoint-memory", daemon=True)
         self._preparing.start()
 
@@ -174,7 +175,7 @@ class _Staging:
             self._buffers[name] = torch.empty(shape, dtype=dtype, device="cpu").zero_()
 
     def _copied(self, name: str, tensor: Tensor) -> Tensor:
-        own = _own(tensor)
+        own = local(tensor.detach())
         if name not in self._buffers:
             self._buffers[name] = torch.empty(own.shape, dtype=own.dtype, device="cpu")
         buffer = self._buffers[name].copy_(own)
@@ -185,8 +186,3 @@ class _Staging:
         parts = {part: getattr(tensor, part) for part in names} | {"_local_tensor": buffer}
         copied: Tensor = DTensor.__tensor_unflatten__(parts, layout, tensor.shape, tensor.stride())  # type: ignore[no-untyped-call]
         return copied
-
-
-def _own(tensor: Tensor) -> Tensor:
-    detached = tensor.detach()
-    return detached.to_local() if isinstance(detached, DTensor) else detached
