@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-T = TypeVar("T")
+K, T = TypeVar("K"), TypeVar("T")
 
 
 def children(value: Any) -> Iterable[tuple[Any, Any]] | None:
@@ -40,6 +40,19 @@ def named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         return
     for key, child in children(value) or ():
         yield from named_tensors(f"{name}.{key}", child)
+
+
+def in_batches(values: Iterable[tuple[K, Tensor]], most: int) -> Iterator[list[tuple[K, Tensor]]]:
+    """Yield the tensors in their order, in batches of ``most`` bytes or a single tensor."""
+    batch, size = list[tuple[K, Tensor]](), 0
+    for key, value in values:
+        if batch and size + value.nbytes > most:
+            yield batch
+            batch, size = [], 0
+        batch.append((key, value))
+        size += value.nbytes
+    if batch:
+        yield batch
 
 
 def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
