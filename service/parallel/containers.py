@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 def children(value: Any) -> Iterable[tuple[Any, Any]] | None:
