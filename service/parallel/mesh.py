@@ -83,10 +83,6 @@ class Mesh:
     tp: Axis
 
     @property
-    def tp_group(self) -> str:
-        return self.tp.group
-
-    @property
     def tp_mesh(self) -> DeviceMesh | None:
         """Return the 1-D mesh that tensor-parallel parameters live on; ``None`` when they are plain tensors."""
         return self.device_mesh["tp"] if self.device_mesh is not None and self.tp.size > 1 else None
