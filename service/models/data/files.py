@@ -38,7 +38,8 @@ def _tokens(spec: FileTokens, layout: DataLayout | None) -> tuple[Samples, Sampl
 
 
 def _open_tokens(spec: FileTokens, file: str, field: str, layout: DataLayout | None) -> packed.PackedTokens:
-    path, encoding = _path_of_upload(layout, file, field), spec.encoding
+    path = _path_of_upload(layout, file, field)
+    encoding: str = spec.encoding
     if layout is not None and spec.tokenizer is not None:
         tokenizer = _path_of_upload(layout, spec.tokenizer, "data.tokenizer")
         path, encoding = _tokenize(path, tokenizer, layout.cache, spec.vocabulary)
