@@ -18,7 +18,6 @@ from service.bounds.linear.propagation import traverse_backward
 from service.bounds.linear.sharding import dense
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR
-from service.bounds.operators.base import NonlinearOperator
 
 LARGEST = 2**22
 """Most entries of all matrices together of a small network."""
@@ -37,27 +36,13 @@ class FoldedForm:
 
 
 @dataclass(frozen=True, eq=False)
-class FoldedOperator:
-    """A non-linear node; ``names`` are the values that it reads, each a form of :attr:`FoldedNetwork.forms`."""
-
-    node: Node
-    operator: NonlinearOperator
-
-    @property
-    def name(self) -> str:
-        return self.node.name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.node.inputs
-
-
-@dataclass(frozen=True, eq=False)
 class FoldedNetwork:
-    """``operators`` in execution order; ``forms`` by the name of the value; ``output`` is the network's."""
+    """The non-linear ``nodes`` in execution order; ``forms`` of the values that they read, by name; ``output`` is the
+    network's.
+    """
 
     network: Network
-    operators: tuple[FoldedOperator, ...]
+    nodes: tuple[Node, ...]
     forms: Mapping[str, FoldedForm]
     output: FoldedForm
 
@@ -80,8 +65,7 @@ def fold(network: Network, like: Tensor) -> FoldedNetwork | None:
     if sum(network.nodes[name].size for name in wanted) * widest > LARGEST:
         return None
     forms = {name: _form(network, name, sources, like) for name in wanted}
-    operators = tuple(FoldedOperator(node, network.operator_of(node)) for node in nodes)
-    return FoldedNetwork(network, operators, forms, forms[network.graph.output.name])
+    return FoldedNetwork(network, nodes, forms, forms[network.graph.output.name])
 
 
 def _form(network: Network, name: str, sources: set[str], like: Tensor) -> FoldedForm:

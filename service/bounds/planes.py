@@ -6,14 +6,15 @@ it was cut hold in it too, so an entry that was settled there is not bounded aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from service.bounds.flat import by_instance, by_row
-from service.bounds.folded import FoldedForm, FoldedNetwork, FoldedOperator
+from service.bounds.folded import FoldedForm, FoldedNetwork
+from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import traverse_backward
 from service.bounds.relaxation import Relaxation, Relaxed
@@ -63,11 +64,11 @@ class BoxPlanes:
         self._values: dict[str, Interval] = {self.folded.input: self.box}
         self._bounds: dict[str, Interval] = {}
         self._slopes: dict[str, Tensor] = {}
-        for operator in self.folded.operators:
-            self._relax(operator)
+        for node in self.folded.nodes:
+            self._relax(node)
         form = self.folded.output.rows(rows)
         start = _PendingRows({name: matrix[None] for name, matrix in form.matrices.items()}, form.bias[None])
-        coefficients, bias, influence = self._back(start, len(self.folded.operators))
+        coefficients, bias, influence = self._back(start, len(self.folded.nodes))
         if self.folded.network.ranges:
             coefficients, bias = self._no_looser_than_ranges(form, coefficients, bias)
         return Planes(coefficients, bias, self._bounds, influence)
@@ -82,33 +83,29 @@ class BoxPlanes:
         is_better = ~(minimum(self.box, coefficients, bias) >= level) & level.isfinite()
         return torch.where(is_better.unsqueeze(2), 0.0, coefficients), torch.where(is_better, level, bias)
 
-    def _relax(self, operator: FoldedOperator) -> None:
-        node, batch = operator.node, len(self.box.lower)
-        for name in operator.names:
+    def _relax(self, node: Node) -> None:
+        network, batch = self.folded.network, len(self.box.lower)
+        operator = network.operator_of(node)
+        for name in node.inputs:
             if name not in self._bounds:
                 self._bounds[name] = self._propagated(name)
-        for index, name in enumerate(operator.names):
+        for index, name in enumerate(node.inputs):
             if name not in self._slopes:
-                bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
-                wanted = operator.operator.unstable_on(node, bounds)[index].reshape(batch, -1)
+                wanted = operator.unstable_on(node, self._inputs(node))[index].reshape(batch, -1)
                 self._refine(name, wanted)
-        bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
-        self._relaxed[node.name] = operator.operator.relax_on_small(node, bounds)
-        network = self.folded.network
-        value = operator.operator.interval(node, bounds, network.tp_group).without_nan()
+        bounds = self._inputs(node)
+        self._relaxed[node.name] = operator.relax_on_small(node, bounds)
+        value = operator.interval(node, bounds, network.tp_group).without_nan()
         if node.name in network.ranges:
-            shaped = {name: each.map(self._as(name)) for name, each in self._bounds.items()}
-            shaped |= {self.folded.input: self.box.map(self._as(self.folded.input))}
+            shaped = {name: _shaped(each, network.nodes[name].shape) for name, each in self._bounds.items()}
+            shaped |= {self.folded.input: _shaped(self.box, network.graph.input.shape)}
             value = network.ranges[node.name].narrowed(value, shaped)
         self._values[node.name] = value.map(lambda end: end.reshape(batch, -1))
 
-    def _as(self, name: str) -> Callable[[Tensor], Tensor]:
-        shape = self.folded.network.nodes[name].shape
-        return lambda end: end.reshape(-1, *shape)
-
-    @staticmethod
-    def _shaped(operator: FoldedOperator, index: int, bounds: Interval) -> Interval:
-        return bounds.map(lambda end: end.reshape(-1, *operator.node.input_shapes[index]))
+    def _inputs(self, node: Node) -> list[Interval]:
+        """Return the bounds of a node's inputs in their shapes."""
+        pairs = zip(node.inputs, node.input_shapes, strict=True)
+        return [_shaped(self._bounds[name], shape) for name, shape in pairs]
 
     def _propagated(self, name: str) -> Interval:
         form = self.folded.forms[name]
@@ -147,21 +144,19 @@ class BoxPlanes:
         pending, biases = dict(start.coefficients), [start.bias]
         influence = [self.box.lower.new_zeros(1, 1, self.box.lower.shape[1])]
 
-        def propagate(operator: FoldedOperator, coefficients: Tensor) -> Iterable[tuple[str, Tensor]]:
+        def propagate(node: Node, coefficients: Tensor) -> Iterable[tuple[str, Tensor]]:
             if owner is None:
-                influence.append(self._influence(operator, coefficients))
-            through, added = self._through(operator, coefficients, owner)
+                influence.append(self._influence(node, coefficients))
+            through, added = self._through(node, coefficients, owner)
             if added is not None:
                 biases.append(added)
-            for name, rows in zip(operator.names, through, strict=True):
+            for name, rows in zip(node.inputs, through, strict=True):
                 form = self.folded.forms[name]
                 biases.append(rows @ form.bias)
                 for source, matrix in form.matrices.items():
                     yield source, rows @ matrix
 
-        traverse_backward(
-            self.folded.operators[:until][::-1], pending, propagate, lambda _, earlier, new: earlier + new
-        )
+        traverse_backward(self.folded.nodes[:until][::-1], pending, propagate, lambda _, earlier, new: earlier + new)
         bias = sum(biases[1:], start=biases[0])
         coefficients = pending.get(self.folded.input)
         if coefficients is None:
@@ -170,32 +165,29 @@ class BoxPlanes:
         total = sum(influence[1:], start=influence[0])
         return coefficients.expand(batch, -1, -1), bias.expand(batch, -1), total
 
-    def _through(
-        self, operator: FoldedOperator, coefficients: Tensor, owner: Tensor | None
-    ) -> tuple[list[Tensor], Tensor | None]:
-        relaxed = self._relaxed[operator.node.name]
-        shaped = coefficients.reshape(*coefficients.shape[:2], *operator.node.shape)
+    def _through(self, node: Node, coefficients: Tensor, owner: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
+        relaxed = self._relaxed[node.name]
+        shaped = coefficients.reshape(*coefficients.shape[:2], *node.shape)
         if isinstance(relaxed, Relaxation):
             chosen = relaxed if owner is None else _owned(relaxed, owner)
             through, added = backward_in_few_steps(chosen, shaped)
             return [by_row(through)], added
         if owner is not None:
-            bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
-            own = [each.map(lambda end: end[owner]) for each in bounds]
-            relaxed = operator.operator.relax_on_small(operator.node, own)
+            own = [each.map(lambda end: end[owner]) for each in self._inputs(node)]
+            relaxed = self.folded.network.operator_of(node).relax_on_small(node, own)
         many, added = relaxed.backward(shaped)
         return [by_row(each) for each in many], added
 
-    def _influence(self, operator: FoldedOperator, coefficients: Tensor) -> Tensor:
-        relaxed, weight = self._relaxed[operator.node.name], coefficients.abs()
+    def _influence(self, node: Node, coefficients: Tensor) -> Tensor:
+        relaxed, weight = self._relaxed[node.name], coefficients.abs()
         nothing = self.box.lower.new_zeros(1, 1, self.box.lower.shape[1])
         if not isinstance(relaxed, Relaxation):
-            bounds = [self._bounds[name] for name in operator.names]
+            bounds = [self._bounds[name] for name in node.inputs]
             if any(each.lower.shape[1] != weight.shape[2] for each in bounds):
                 return nothing
             gap = bounds[0].width * bounds[-1].width / 4
         else:
-            middle = self._bounds[operator.names[0]].centre.reshape(relaxed.lower_slope.shape)
+            middle = self._bounds[node.inputs[0]].centre.reshape(relaxed.lower_slope.shape)
             above = (relaxed.upper_slope - relaxed.lower_slope) * middle
             if relaxed.upper_intercept is not None:
                 above = above + relaxed.upper_intercept
@@ -203,10 +195,14 @@ class BoxPlanes:
                 above = above - relaxed.lower_intercept
             gap = by_instance(above)
         total = nothing
-        for name in set(operator.names):
+        for name in set(node.inputs):
             share = (gap / self._bounds[name].width.clamp(min=torch.finfo(gap.dtype).tiny)).nan_to_num(posinf=0)
             total = total + torch.bmm(weight * share.unsqueeze(1), self._slopes[name].abs())
         return total
+
+
+def _shaped(bounds: Interval, shape: Sequence[int]) -> Interval:
+    return bounds.map(lambda end: end.reshape(-1, *shape))
 
 
 def backward_in_few_steps(relaxed: Relaxation, coefficients: Tensor) -> tuple[Tensor, Tensor | None]:

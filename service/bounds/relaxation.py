@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Protocol, runtime_checkable
@@ -101,6 +102,21 @@ class Single:
 
     def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
         return self.relaxed
+
+
+@dataclass(frozen=True, eq=False)
+class Changed:
+    """A family each of whose members is changed alike."""
+
+    family: Family
+    change: Callable[[Relaxed], Relaxed]
+
+    @property
+    def start(self) -> tuple[Tensor, ...]:
+        return self.family.start
+
+    def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
+        return self.change(self.family.member(parameters))
 
 
 @dataclass(frozen=True, eq=False)

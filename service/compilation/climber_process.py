@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -68,7 +67,8 @@ class ClimbTask:
             seat.tell(PREPARED, (prepared.about, prepared.start([case.rung for case in own])))
         with runs.counted("starting the profiler"):
             start_profiler(prepared.program.device)
-        plan = replace(prepared.plan, alone=lambda: _measuring_alone(seat.races, runs), tells=runs.begin)
+        alone = partial(locked, seat.races, 0, partial(runs.counted, "waiting to be timed"))
+        plan = replace(prepared.plan, alone=alone, tells=runs.begin)
         exchange = FileExchange(seat.races, seat.exchanged, EXCHANGED, partial(runs.counted, "waiting for others"))
         for phase, cases in groupby(own, lambda case: case.phase):
             watch = Stopwatch()
@@ -108,11 +108,6 @@ def _room(device: torch.device) -> int:
     """Return the free bytes of the device's memory; 0 for a CPU's, which is not counted."""
     torch.cuda.empty_cache()  # measuring the program took some
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-
-
-def _measuring_alone(races: int, runs: RunSeconds) -> contextlib.AbstractContextManager[None]:
-    """Keep other processes from measuring meanwhile."""
-    return locked(races, 0, partial(runs.counted, "waiting to be timed"))
 
 
 def _bytes_of(program: Program) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from service.compilation.detectors import judge
 from service.compilation.program import Program
-from service.compilation.ranks.group import gather
 from service.compilation.run.observation import Observation, RungCase
 from service.compilation.verdicts import Finding, Verdict, worst
+from service.parallel.distributed import gather
 
 GRADIENT = "gradient"
 RESULTS = frozenset({"loss", "output", GRADIENT})

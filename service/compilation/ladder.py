@@ -8,12 +8,13 @@ from dataclasses import replace
 from service.compilation.judgement import Result, judge_rehearsal, judge_rung
 from service.compilation.phase_observer import PhaseObserver
 from service.compilation.program import Program
-from service.compilation.ranks.group import GroupLostError, gather
+from service.compilation.ranks.group import GroupLostError
 from service.compilation.run.observation import RungCase
 from service.compilation.run.run_plan import RunPlan
 from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Phase
+from service.parallel.distributed import gather
 
 GOES_ON = frozenset({"pass", "not_applicable", "timeout"})
 """The verdicts after which the next rung is tried."""

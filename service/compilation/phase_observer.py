@@ -13,7 +13,7 @@ from service.compilation.host_fault import fault_of_program, raise_host_fault
 from service.compilation.instruments.caches import empty_caches
 from service.compilation.instruments.text import first_line
 from service.compilation.program import Program
-from service.compilation.ranks.group import Separable, any_rank, collective_attempt, gather
+from service.compilation.ranks.group import Separable, any_rank, collective_attempt
 from service.compilation.run.baseline import (
     AwaitedBaseline,
     Baseline,
@@ -31,6 +31,7 @@ from service.compilation.run.observe_rung import observe_rung
 from service.compilation.run.run_plan import RunPlan
 from service.compilation.run.shared_runs import SharedRuns
 from service.jobs.spec.compile import Phase
+from service.parallel.distributed import gather
 
 _ERROR: Callable[[Observation], str] = attrgetter("error")
 

@@ -62,9 +62,8 @@ REHEARSAL = Rung("rehearsal", "eager", rehearses=True)
 RUNGS: Mapping[str, Rung] = MappingProxyType({rung.name: rung for rung in LADDER})
 
 
-def climb_to(modes: tuple[str, ...], ladder: tuple[Rung, ...] = LADDER) -> tuple[Rung, ...]:
+def climb_to(modes: tuple[str, ...]) -> tuple[Rung, ...]:
     """Return the rungs named by ``modes``, in ladder order; ``ValueError`` for a name that is on no rung."""
-    unknown = [mode for mode in modes if mode not in {rung.name for rung in ladder}]
-    if unknown:
-        raise ValueError(f"modes names {unknown[0]!r}; the rungs are {', '.join(rung.name for rung in ladder)}")
-    return tuple(rung for rung in ladder if rung.name in modes)
+    if unknown := [mode for mode in modes if mode not in RUNGS]:
+        raise ValueError(f"modes names {unknown[0]!r}; the rungs are {', '.join(RUNGS)}")
+    return tuple(rung for rung in LADDER if rung.name in modes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from service.jobs.runtime import RefusedError
+from service.parallel import distributed
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
-from service.parallel.tensor.placement import global_rows, global_tensors
+from service.parallel.tensor.placement import global_rows, global_tensors, local
 from service.torch_internals.table import internal
 
 
@@ -111,16 +112,16 @@ def load_into(module: nn.Module, state: Weights) -> None:
     one at a time. Raises :class:`WeightsError` before anything is changed when a name is missing or a shape differs,
     and where this rank's part is not finite.
     """
-    rows = global_rows(module)
-    for name, parameter in global_tensors(module):
+    rows, own = global_rows(module), dict(global_tensors(module))
+    for name, parameter in own.items():
         if name not in state:
             raise WeightsError(f"no weights for {name!r}: they belong to another model")
         if state[name].shape != (shape := _shape(parameter, rows.get(name))):
             held, wanted = tuple(state[name].shape), tuple(shape)
             raise WeightsError(f"weights for {name!r} have shape {held}; this model has {wanted}")
     with torch.no_grad():
-        for name, parameter in global_tensors(module):
-            target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        for name, parameter in own.items():
+            target = local(parameter)
             _fill(target, state[name], own_slices(parameter), rows.get(name))
             if target.numel() and not all(bool(each.isfinite()) for each in target.aminmax()):
                 raise WeightsError(f"weights for {name!r} are not all finite: correct them, no training could go on")
@@ -161,11 +162,7 @@ Entry = tuple[str, torch.Size, torch.dtype]
 def _catalogue(parameters: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], mesh: Mesh) -> list[list[Entry]]:
     """Return the names, shapes and types of every pipeline rank's parameters, in an order that all ranks share."""
     own: list[Entry] = [(name, shapes[name], tensor.dtype) for name, tensor in parameters.items()]
-    if not mesh.pp.group:
-        return [own]
-    gathered: list[Any] = [None] * mesh.pp.size
-    dist.all_gather_object(gathered, own, group=resolve(mesh.pp.group))
-    return gathered
+    return distributed.gather(own, resolve(mesh.pp.group)) if mesh.pp.group else [own]
 
 
 def _from_stage(owner: int, whole: Tensor | None, kind: tuple[torch.Size, torch.dtype], mesh: Mesh) -> Tensor:

@@ -19,6 +19,7 @@ from service.jobs.files import DataLayout, atomic_draft
 from service.jobs.spec.arithmetic import DtypeName
 from service.jobs.spec.families import TransformerConfig
 from service.models.full_weights import WeightsError
+from service.parallel.containers import in_batches
 from service.parallel.distributed import build_once
 
 __all__ = ["load", "tensors_of", "write"]
@@ -45,7 +46,8 @@ def tensors_of(file: str, layout: DataLayout) -> dict[str, Tensor]:
     """Return the tensors in an uploaded archive by their names there, mapped as :func:`load` maps them. Raises
     ``ArchiveError``.
     """
-    return _tensors(_unpacked(file, layout))
+    folder = _unpacked(file, layout)
+    return _tensors(folder)
 
 
 def _unpacked(file: str, layout: DataLayout) -> Path:
@@ -121,7 +123,7 @@ def write(
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    shards = _split(tensors)
+    shards = [dict(batch) for batch in in_batches(tensors.items(), SHARD_BYTES)]
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -133,15 +135,3 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": placed}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _split(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    return shards

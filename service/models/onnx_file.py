@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from service.jobs.files import atomic_draft
 from service.jobs.runtime import RefusedError
 from service.models.data import Dataset
-from service.models.full_weights import Weights, load_into
 from service.models.randomness import seeded
 from service.models.registry import FamilyConfig, build
 from service.torch_internals.table import internal_if_there
@@ -38,21 +37,22 @@ def compared_samples(dataset: Dataset) -> Tensor:
 def try_onnx(config: FamilyConfig, samples: Tensor) -> None:
     """Raise :class:`OnnxRefusedError` if a model of this family, of any weights, cannot be written as ONNX."""
     with tempfile.TemporaryDirectory(prefix="trivet-onnx-") as folder:
-        write_onnx(config, None, samples, Path(folder) / "model.onnx")
+        write_onnx(config, new_model(config), samples, Path(folder) / "model.onnx")
 
 
-def write_onnx(config: FamilyConfig, weights: Weights | None, samples: Tensor, path: Path) -> float:
-    """Write the model in float32, in evaluation mode, with any number of samples at a time: ``input`` to ``output``.
-
-    The file appears only once onnxruntime computes from it what the module computes from ``samples``, all and one of
-    them; returns the largest relative difference. Without weights, those of a new model are written. Raises
-    :class:`OnnxRefusedError`.
-    """
+def new_model(config: FamilyConfig) -> nn.Module:
+    """Return a model to be written: in float32, in evaluation mode. Raises :class:`OnnxRefusedError` for its size."""
     _check_size(config)
     with seeded(0, "onnx"):
-        model = build(config, device="cpu").eval()
-    if weights is not None:
-        load_into(model, weights)
+        return build(config, device="cpu").eval()
+
+
+def write_onnx(config: FamilyConfig, model: nn.Module, samples: Tensor, path: Path) -> float:
+    """Write a :func:`new_model`, with any number of samples at a time: ``input`` to ``output``.
+
+    The file appears only once onnxruntime computes from it what the module computes from ``samples``, all and one of
+    them; returns the largest relative difference. Raises :class:`OnnxRefusedError`.
+    """
     inputs = samples.detach().cpu()
     inputs = inputs.float() if inputs.is_floating_point() else inputs
     with atomic_draft(path) as draft:

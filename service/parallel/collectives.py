@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from service.parallel.distributed import rank_and_size
 from service.torch_internals.table import internal
 
 # torch 2.13 renamed both; 2.11 has the older names only.
@@ -213,7 +214,7 @@ def agree(values: Mapping[str, object]) -> None:
     Every rank of the job calls it at the same point. Values are compared as text. One exchange of a few bytes through
     the host, even if the ranks compute on CUDA: no device is waited for.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if rank_and_size()[1] == 1:
         return
     own = {name: str(value) for name, value in values.items()}
     digest = hashlib.blake2b(json.dumps(own).encode(), digest_size=_DIGEST_BYTES).digest()

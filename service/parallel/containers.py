@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -40,6 +41,19 @@ def named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         return
     for key, child in children(value) or ():
         yield from named_tensors(f"{name}.{key}", child)
+
+
+def in_batches(values: Iterable[tuple[K, Tensor]], most: int) -> Iterator[list[tuple[K, Tensor]]]:
+    """Yield the tensors in their order, in batches of ``most`` bytes or a single tensor."""
+    batch, size = list[tuple[K, Tensor]](), 0
+    for key, value in values:
+        if batch and size + value.nbytes > most:
+            yield batch
+            batch, size = [], 0
+        batch.append((key, value))
+        size += value.nbytes
+    if batch:
+        yield batch
 
 
 def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:

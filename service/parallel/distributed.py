@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,8 @@ from torch.distributed import distributed_c10d
 from service.jobs.files import flush, used
 from service.jobs.runtime import RendezvousError, rendezvous_folder
 from service.torch_internals.table import internal
+
+T = TypeVar("T")
 
 # CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -141,6 +143,29 @@ def stop() -> None:
     """Leave the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks; without a group it is rank 0 of 1."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Return the ``value`` of every rank, or of those of ``group``, by rank; a list of one in a process alone."""
+    if rank_and_size()[1] == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def from_first_rank(value: T, group: dist.ProcessGroup | None = None) -> T:
+    """Return the first rank's ``value``, on every rank."""
+    if rank_and_size()[1] == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group, device=torch.device("cpu"))
+    return values[0]
 
 
 def can_abort() -> bool:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from service.jobs.spec.common import PARALLEL_DIMENSIONS, ParallelSpec
+from service.parallel.distributed import rank_and_size
 
 
 class MeshError(ValueError):
@@ -82,10 +83,6 @@ class Mesh:
     tp: Axis
 
     @property
-    def tp_group(self) -> str:
-        return self.tp.group
-
-    @property
     def tp_mesh(self) -> DeviceMesh | None:
         """Return the 1-D mesh that tensor-parallel parameters live on; ``None`` when they are plain tensors."""
         return self.device_mesh["tp"] if self.device_mesh is not None and self.tp.size > 1 else None
@@ -147,14 +144,13 @@ def build(spec: ParallelSpec, device_type: str) -> Mesh:
 
     Raises :class:`MeshError` with the arithmetic when the number of ranks is not the product of the degrees.
     """
-    started = dist.get_world_size() if dist.is_initialized() else 1
+    rank, started = rank_and_size()
     if started != spec.world_size:
         raise MeshError(f"{spec.arithmetic} ranks were asked for, but {started} were started")
     if not dist.is_initialized():
         return plan(spec, 0, device_type)
     sizes = tuple(getattr(spec, name) for name in PARALLEL_DIMENSIONS)
     device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=PARALLEL_DIMENSIONS)
-    rank = dist.get_rank()
     axes = {name: _axis(spec, rank, name, _group_name(device_mesh, name)) for name in PARALLEL_DIMENSIONS}
     dp = _data_axis(spec, axes, _data_group(spec, axes))
     return Mesh(spec, rank, device_type, device_mesh, dp=dp, **axes)

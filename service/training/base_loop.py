@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from service.jobs.plugins import Evaluation
 from service.jobs.runtime import RefusedError, RunContext, Stopwatch
 from service.jobs.spec.train import TrainSpec
 from service.parallel import checkpoint
-from service.parallel.distributed import peak_memory_gib
+from service.parallel.distributed import from_first_rank, peak_memory_gib
 from service.training.checkpoints import Checkpoints, evaluations_of
 from service.training.gradients import NonFiniteError
 from service.training.history import History
@@ -185,10 +184,7 @@ class BaseLoop(ABC):
         followed = bool(self.spec.follows) and not any(each.step == self.step for each in self.evaluations)
         if self.checkpoints.saved_step is None and not followed:
             return
-        lacking = torch.tensor(not self.history.has_evaluation(self.step), device=self.device)
-        if dist.is_initialized():
-            dist.broadcast(lacking, src=0)
-        if lacking or followed:
+        if from_first_rank(not self.history.has_evaluation(self.step)) or followed:
             self.evaluate()
 
     def _evaluation_due(self) -> bool:

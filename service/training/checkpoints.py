@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from service.jobs.files import FILES
@@ -18,6 +16,7 @@ from service.jobs.spec.train import TrainSpec
 from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
+from service.parallel.distributed import from_first_rank, gather
 from service.parallel.tensor.placement import global_parameters, global_rows, global_tensors
 from service.training.journal import readable_bytes
 from service.training.optimizers import Updater
@@ -39,10 +38,8 @@ class Checkpoints(ABC):
     ``rows`` are those of ``service.parallel.checkpoint.save``.
     """
 
-    def __init__(
-        self, spec: TrainSpec, context: RunContext, device: torch.device, rows: Mapping[str, int] | None = None
-    ) -> None:
-        self._spec, self._context, self._device, self._rows = spec, context, device, rows
+    def __init__(self, spec: TrainSpec, context: RunContext, rows: Mapping[str, int] | None = None) -> None:
+        self._spec, self._context, self._rows = spec, context, rows
         kind = BackgroundSaver if spec.checkpoint.async_ else DirectSaver
         self.saver: Saver = kind(context.paths.checkpoints, spec.checkpoint.keep, rows, self._report_written)
         self.saved_step: int | None = None
@@ -63,7 +60,7 @@ class Checkpoints(ABC):
         """Load the newest complete checkpoint of the job, else that of the job that it resumes, from any
         layout; ``None`` if there is neither.
         """
-        own = newest_checkpoint(self._context.paths.checkpoints, self._device, pass_over=self._discard)
+        own = newest_checkpoint(self._context.paths.checkpoints, pass_over=self._discard)
         newest = own or self._of_resumed_job()
         self.load(newest)
         self._say_what_is_not_whole(self._context.paths.checkpoints, own)
@@ -90,7 +87,7 @@ class Checkpoints(ABC):
             return None
         folder = self._context.data.job(resume.job).checkpoints
         step = None if resume.step == "latest" else resume.step
-        found = newest_checkpoint(folder, self._device, step, pass_over=self._pass_over)
+        found = newest_checkpoint(folder, step, pass_over=self._pass_over)
         if found is None:
             left = [each.step for each in checkpoint.complete(folder)]
             raise WeightsError(f"{resume.job} has no checkpoint of step {resume.step!r}; there are {left or 'none'}")
@@ -122,7 +119,7 @@ class ModelCheckpoints(Checkpoints):
     def __init__(self, training: Training) -> None:
         self._training = training
         rows = _training_rows(training.stages.values(), training.updater)
-        super().__init__(training.spec, training.context, training.device, rows)
+        super().__init__(training.spec, training.context, rows)
 
     def load(self, found: Checkpoint | None) -> None:
         training = self._training
@@ -144,11 +141,7 @@ class ModelCheckpoints(Checkpoints):
         """Return, by name, the optimizer's counts of parameters that lacked a gradient in a step; all ranks call it."""
         counts = self._training.updater.behind(step)
         own = {name: counts[each] for name, each in self._parameters() if each in counts}
-        if not dist.is_initialized():
-            return own
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, own)
-        return {name: count for each in found for name, count in each.items()}
+        return {name: count for each in gather(own) for name, count in each.items()}
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for stage in self._training.stages.values():
@@ -165,7 +158,7 @@ def evaluations_of(saved: Checkpoint) -> list[Evaluation]:
 
 
 def newest_checkpoint(
-    folder: Path, device: torch.device, step: int | None = None, *, pass_over: PassOver = lambda path, why: None
+    folder: Path, step: int | None = None, *, pass_over: PassOver = lambda path, why: None
 ) -> Checkpoint | None:
     """Return the newest whole checkpoint that the first rank sees, or that of a step; a shared folder may look
     different elsewhere. ``pass_over`` is called for newer ones that are damaged, on every rank.
@@ -174,7 +167,7 @@ def newest_checkpoint(
     """
     candidates = checkpoint.complete(folder) if step is None else [checkpoint.read(folder / f"step_{step}")]
     steps = [each.step for each in candidates if each is not None]
-    while (newest := _of_first_rank(steps.pop() if steps else -1, device)) >= 0:
+    while (newest := from_first_rank(steps.pop() if steps else None)) is not None:
         found = checkpoint.require(folder / f"step_{newest}")
         damaged = checkpoint.damage(found)
         if damaged is None:
@@ -184,13 +177,6 @@ def newest_checkpoint(
             raise WeightsError(f"the checkpoint of step {step} is damaged: {why}; resume from another, or from latest")
         pass_over(found, why)
     return None
-
-
-def _of_first_rank(step: int, device: torch.device) -> int:
-    found = torch.tensor(step, device=device)
-    if dist.is_initialized():
-        dist.broadcast(found, src=0)
-    return int(found)
 
 
 def _check_same_data(saved: Checkpoint, origin: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from service.parallel import collectives
+from service.parallel.distributed import rank_and_size
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.placement import local, tied_names
 from service.torch_internals.table import internal
@@ -75,7 +76,7 @@ def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device)
     """Raise :class:`NonFiniteError` on every rank if the weights of one are not finite after ``step``; all call it."""
     own = [part for parameter in parameters if (part := local(parameter.detach())).numel()]
     largest = torch.stack(internal("torch._foreach_norm")(own, math.inf)) if own else torch.zeros(1, device=device)
-    world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    rank, world = rank_and_size()
     broken = torch.zeros(world, device=device)
     broken[rank] = (~largest.isfinite()).any()
     if world > 1:

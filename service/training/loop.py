@@ -128,7 +128,7 @@ class Loop(BaseLoop):
         self.reported_undivided = True
         if engine.timeline is not None and (self.step < _TIMELINES_FIRST or self.step % SPANS_EVERY == 0):
             for span in engine.timeline.spans(self.step + 1):
-                report.span(span.name, span.start, span.end, span.detail)
+                report.span(*span)
 
     @contextmanager
     def _phase(self, phase: Phase) -> Iterator[None]:

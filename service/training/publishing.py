@@ -15,7 +15,7 @@ from service.jobs.runtime import RunContext
 from service.jobs.spec.arithmetic import DtypeName
 from service.jobs.spec.data import FileTokens
 from service.jobs.spec.model import TransformerConfig
-from service.models import FamilyConfig, huggingface
+from service.models import FamilyConfig, huggingface, load_into
 from service.models.packaged.base import Packaged
 from service.models.plain import PLAIN, PlainModel
 from service.parallel import checkpoint
@@ -67,11 +67,12 @@ def _export_huggingface(weights: Path, config: FamilyConfig, dtype: DtypeName, t
 
 def _export_onnx(training: Training, weights: Path) -> None:
     """Write ``model.onnx`` beside ``model.safetensors``, and log by how much the two differ."""
-    from service.models.onnx_file import compared_samples, write_onnx  # noqa: PLC0415 - onnxruntime takes long
+    from service.models.onnx_file import compared_samples, new_model, write_onnx  # noqa: PLC0415 - onnxruntime takes long
 
     path, samples = weights.with_name("model.onnx"), compared_samples(training.dataset)
-    held = {_own_prefix(training) + name: tensor for name, tensor in load_file(weights).items()}
-    difference = write_onnx(training.config, held, samples, path)
+    model = new_model(training.config)
+    load_into(model, {_own_prefix(training) + name: tensor for name, tensor in load_file(weights).items()})
+    difference = write_onnx(training.config, model, samples, path)
     training.context.report.artifact(path)
     told = f"model.onnx: onnxruntime differs from the module by {difference:.1g} on {len(samples)} samples"
     training.context.report.log(told)

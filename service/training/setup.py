@@ -90,7 +90,6 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     Raises ``OnnxRefusedError`` on the first rank if the model could not be exported after the training.
     """
     check_batch(spec)
-    seed_all(spec.seed, "data")  # alike on all ranks, which must load the same
     mesh = build_mesh(spec.parallel, device.type)
     inputs = load_inputs(spec, context, device)
     context.report.phase("preparing")
@@ -118,6 +117,7 @@ def check_batch(spec: TrainSpec) -> None:
 def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> TrainingInputs:
     """Load weights, data and compiled code that the spec names, and read from the gate what may be compiled."""
     assert spec.model is not None and spec.data is not None  # noqa: PT018 - a spec without a program has both
+    seed_all(spec.seed, "data")  # alike on all ranks, which must load the same
     config, weights = resolve(spec.model, context.data)
     if spec.export.huggingface is not None and not isinstance(config, TransformerConfig):
         raise ValueError(

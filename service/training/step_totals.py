@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from service.parallel.distributed import rank_and_size
 from service.training.gradients import NonFiniteError
 from service.training.timeline import bubble_fraction
 
@@ -150,7 +151,7 @@ class StepReduction:
     """
 
     def __init__(self, share: RankShare) -> None:
-        world, rank = _world_and_rank()
+        rank, world = rank_and_size()
         device = share.squared_norm.device
         self._first = _first_slots(world)
         slots = {name: slot + rank if per_rank else slot for name, (slot, per_rank) in self._first.items()}
@@ -173,7 +174,7 @@ class StepReduction:
         """Wait for the numbers. :class:`NonFiniteError` names ``step`` and the rank whose numbers are not finite."""
         if self._copied is not None:
             self._copied.synchronize()
-        world, _ = _world_and_rank()
+        world = rank_and_size()[1]
         values = self._host.tolist()
         sums = {name: values[slot] for name, (slot, per_rank) in self._first.items() if not per_rank}
         ranks = {name: values[slot:][:world] for name, (slot, per_rank) in self._first.items() if per_rank}
@@ -216,7 +217,3 @@ def _check_finite(marks: list[float], step: int) -> None:
         return
     what = "loss" if worst >= BAD_LOSS else "gradient norm"
     raise NonFiniteError(f"the {what} is not finite on rank {marks.index(worst)} at step {step}")
-
-
-def _world_and_rank() -> tuple[int, int]:
-    return (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)

@@ -29,16 +29,6 @@ class Load:
 NO_LOAD = Load(0.0, 0.0)
 
 
-@dataclass(frozen=True)
-class TimedSpan:
-    """A computation in seconds of the epoch; ``detail`` is ``{step, stage, micro_batch, op}``."""
-
-    name: str
-    start: float
-    end: float
-    detail: dict[str, Any]
-
-
 class _DeviceClock(Protocol[Mark]):
     """Marks moments of the device's work, and reads their times once the device has passed them."""
 
@@ -139,8 +129,11 @@ class Timeline(Generic[Mark]):
                 return Load(busy, self.clock.seconds(recording.start, recording.end))
         return NO_LOAD
 
-    def spans(self, step: int) -> Iterator[TimedSpan]:
-        """Yield the computations of the newest run, that of ``step``, which has ended; waits for the device."""
+    def spans(self, step: int) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
+        """Yield the computations of the newest run, that of ``step``, which has ended; waits for the device.
+
+        Each is its name, its start and its end in seconds of the epoch, and ``{step, stage, micro_batch, op}``.
+        """
         if not self._finished:
             return
         recording = self._finished[-1]
@@ -153,7 +146,7 @@ class Timeline(Generic[Mark]):
                 "op": str(instruction.op),
             }
             first, last = (began + self.clock.seconds(recording.start, mark) for mark in (start, end))
-            yield TimedSpan(str(instruction.op), first, last, detail)
+            yield str(instruction.op), first, last, detail
 
 
 def timeline(device: torch.device) -> Timeline[Any]:

@@ -29,6 +29,7 @@ from service.jobs.runtime import RunContext
 from service.verification.bab.specification import CPU, Specification, specifications
 from service.verification.defined import open_tests, undefined_in, undefined_within
 from service.verification.load.model_file import within
+from service.verification.results import leave_undecided
 from service.verification.task import Task
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 
@@ -84,7 +85,7 @@ class OutsideAttack:
             and (overflows or self._may_be_undefined)
             and (node := undefined_in(self.task, specified, defined_by)) is not None
         ):
-            return _leave_undecided(
+            return leave_undecided(
                 row, f"{node} may have no value in the box, or overflow: the output may be no number (NaN)"
             )
         if self.task.outside is None or not self.task.spec.budget.replays:
@@ -95,9 +96,9 @@ class OutsideAttack:
             try:
                 outputs = torch.from_numpy(self.task.outside.run(x.numpy()))
             except UnsupportedModelError as error:
-                return _leave_undecided(row, f"at an input of the box, {error}")
+                return leave_undecided(row, f"at an input of the box, {error}")
             if bool(outputs.isnan().any()):
-                return _leave_undecided(
+                return leave_undecided(
                     row, f"onnxruntime gives no number (NaN) at an input of the box, {_show_point(x)}"
                 )
             if self._is_violated(specification, x.double(), outputs):
@@ -237,10 +238,6 @@ def _in_type(specification: Specification, x: Tensor, dtype: torch.dtype) -> Ten
     if specification.ball is not None and not specification.ball.contains(exact.tolist()):
         return None
     return found if is_inside and has_one else None
-
-
-def _leave_undecided(row: BoundsRow, reason: str) -> BoundsRow:
-    return replace(row, verdict=Verdict.UNKNOWN.value, decided_by=None, reason=reason)
 
 
 def _show_point(x: Tensor) -> str:

@@ -95,6 +95,10 @@ def refused_row(instance: int, method: str, asked: Property, reason: str) -> Bou
     )
 
 
+def leave_undecided(row: BoundsRow, reason: str) -> BoundsRow:
+    return replace(row, verdict=Verdict.UNKNOWN.value, decided_by=None, reason=reason)
+
+
 def at_counterexample(row: BoundsRow, outputs: CounterexampleOutputs) -> BoundsRow:
     """Return the row with the model's outputs at its counterexample; outputs that are not finite are ``None``."""
     return replace(

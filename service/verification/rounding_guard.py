@@ -28,6 +28,7 @@ from service.verification.counterexamples import CounterexampleChecker
 from service.verification.engine import NetworkEngine
 from service.verification.engine.base import PLAIN_DOUBLE
 from service.verification.load.model_file import within
+from service.verification.results import leave_undecided
 from service.verification.search_runner import BY_QUERY
 from service.verification.task import Task, method_of
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
@@ -68,16 +69,15 @@ class RoundingGuard:
         if rounding <= allowed or rounding < _margin(row):
             return row
         if self._double is None:
-            return _leave_undecided(row)
+            return leave_undecided(row, REASON)
         # Bounds in float64 lose almost nothing; the rest is the rounding of the model itself in float32.
         rounding, _ = self._rounding(self.task.module, row.instance, query)
         try:
             again = self._again(row, rounding, deadline)
         except OutOfTimeError:
-            return _leave_undecided(row)
-        return (
-            again if again.verdict != Verdict.VERIFIED.value or rounding < _margin(again) else _leave_undecided(again)
-        )
+            return leave_undecided(row, REASON)
+        holds = again.verdict != Verdict.VERIFIED.value or rounding < _margin(again)
+        return again if holds else leave_undecided(again, REASON)
 
     def _rounding(self, computed: nn.Module, instance: int, query: Query) -> tuple[float, float]:
         """Return the most that rounding may cost a row of the query, and the amount that its margin allows for."""
@@ -134,10 +134,6 @@ class _Flat(nn.Module):
 
 def _margin(row: BoundsRow) -> float:
     return -inf if row.margin is None else row.margin
-
-
-def _leave_undecided(row: BoundsRow) -> BoundsRow:
-    return replace(row, verdict=Verdict.UNKNOWN.value, decided_by=None, reason=REASON)
 
 
 def _largest_row(query: Query) -> float:

@@ -66,7 +66,7 @@ def tokens(path: Path) -> None:
     spec = FileTokens.model_validate(
         {"file": f"file_{'0' * 64}", "encoding": "npy", "sequence": 4, "vocabulary": 100, "format": "tokens"}
     )
-    packed.open_tokens(packed.TokenFile(path, "npy"), spec, "data.file")
+    packed.open_tokens(path, "npy", spec, "data.file")
 
 
 def weights(path: Path) -> None:

@@ -49,7 +49,7 @@ def test_too_few_ranks_are_refused_with_the_arithmetic() -> None:
 
 def test_one_process_needs_no_group() -> None:
     alone = mesh.build(ParallelSpec(), "cpu")
-    assert (alone.rank, alone.tp_group, alone.pp_ranks) == (0, "", (0,))
+    assert (alone.rank, alone.tp.group, alone.pp_ranks) == (0, "", (0,))
 
 
 def test_the_launcher_is_read() -> None:

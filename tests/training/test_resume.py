@@ -209,4 +209,4 @@ def test_continuing_from_another_job_starts_where_it_ended(tmp_path: Path) -> No
 
 
 def test_no_checkpoint_at_all_starts_at_the_beginning(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path / "absent", torch.device("cpu")) is None
+    assert newest_checkpoint(tmp_path / "absent") is None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from service.bounds.flat import by_row
 from service.bounds.fused.building import block, flat, kernels_for, strides
 from service.bounds.linear.rows.structured import GatheredRows
 
@@ -86,9 +87,9 @@ def propagate_lines_in_steps(
     """Compute the same by torch's operators."""
     negative = coefficients.clamp(max=0)
     positive = coefficients - negative
-    pieces = [] if above is None else [_along(negative, above)]
+    pieces = [] if above is None else [weighted_rows(negative, above)]
     if below is not None:
-        pieces.append(_along(positive, below))
+        pieces.append(weighted_rows(positive, below))
     bias = sum(pieces[1:], start=pieces[0]) if pieces else None
     # Each slope separately: a difference of slopes would lose the digits of the smaller one.
     # Not by torch's broadcast_shapes, whose first call imports a library of symbols.
@@ -238,15 +239,15 @@ def _arguments(saved: Saved, setting: _LaunchOfLines) -> tuple[list[Any], list[A
     return [a, index, lower, upper, below, above, parameters, codes], numbers, {**flags, "ABOVE": above is not None}
 
 
-def _along(coefficients: Tensor, intercept: Tensor) -> Tensor:
+def weighted_rows(coefficients: Tensor, intercept: Tensor) -> Tensor:
     """Sum products of ``(b, rows, *shape)`` and ``(batch, rows or 1, *shape)`` to ``(batch, rows)``."""
     if intercept.shape[1] == 1:
         return weighted(coefficients, intercept.squeeze(1))
-    return (coefficients * intercept).flatten(2).sum(dim=2)
+    return by_row(coefficients * intercept).sum(dim=2)
 
 
 def weighted(coefficients: Tensor, intercept: Tensor) -> Tensor:
     """Sum products of ``(b, rows, *shape)`` and ``(batch, *shape)`` to ``(batch, rows)``."""
     batch = intercept.shape[0]
-    whole = coefficients.flatten(2).expand(batch, -1, -1)
+    whole = by_row(coefficients).expand(batch, -1, -1)
     return torch.bmm(whole, intercept.reshape(batch, -1, 1)).squeeze(-1)

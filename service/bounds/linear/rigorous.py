@@ -18,6 +18,7 @@ from torch import Tensor
 
 from service.bounds.balls import Ball
 from service.bounds.flat import by_instance, by_row
+from service.bounds.fused.lines import weighted_rows
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
@@ -27,6 +28,7 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import ByOwnership, Pending, RowSharding, dense
 from service.bounds.network import Network
+from service.bounds.operators import COLLECTIVES
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxed, RigorousStep
 from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude
@@ -91,8 +93,8 @@ def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:
     at_middle, sizes = ball.middle.unsqueeze(1), coefficients.abs()
     # Squares below the normal numbers are lost, though their roots are far above these.
     lost = terms * 2.0**-500 * (1 + ball.size)
-    error = gamma(2 * terms + 16) * (_weighted(sizes, at_middle.abs()) + gain) + lost
-    return down(_weighted(coefficients, at_middle) - gain - error)
+    error = gamma(2 * terms + 16) * (weighted_rows(sizes, at_middle.abs()) + gain) + lost
+    return down(weighted_rows(coefficients, at_middle) - gain - error)
 
 
 def _charge(rows: InitialRows, step: RigorousStep) -> Tensor:
@@ -104,17 +106,8 @@ def _charge(rows: InitialRows, step: RigorousStep) -> Tensor:
     else:
         like = step.error
         dense = rows if isinstance(rows, Tensor) else rows.dense(tuple(like.shape[2:]), like)
-        charged = _weighted(dense.abs(), step.error)
+        charged = weighted_rows(dense.abs(), step.error)
     return charged + step.lost.unsqueeze(1)
-
-
-def _weighted(coefficients: Tensor, entries: Tensor) -> Tensor:
-    """Return ``(batch or 1, rows, *shape)`` times ``(batch, rows or 1, *shape)``: ``(batch, rows)``."""
-    batch = len(entries)
-    flat = by_row(coefficients).expand(batch, -1, -1)
-    if entries.shape[1] == 1:
-        return torch.bmm(flat, entries.reshape(batch, -1, 1)).squeeze(-1)
-    return (flat * by_row(entries)).sum(dim=2)
 
 
 Answer = Callable[[Tensor, bool], Tensor]
@@ -260,7 +253,7 @@ class _RigorousRowArithmetic(RowArithmetic):
     def structured_step(self, node: Node, rows: StructuredRows) -> Propagated | None:
         network = self.backward.network
         linear = network.linear_operator_of(node)
-        if linear is None or network.collective_of(node) is not None:
+        if linear is None or node.operator in COLLECTIVES:
             return None
         step = linear.propagate_backward(node, rows, network.tp_group)
         # Gathered rows and patches would need their own allowances.
@@ -283,7 +276,7 @@ class _RigorousRowArithmetic(RowArithmetic):
 
     def charge_sum(self, node: Node, own: bool, total: Tensor) -> None:
         size = magnitude(self.backward.intervals[node.name])
-        self._terms(node.name, own).errors.append(_weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
+        self._terms(node.name, own).errors.append(weighted_rows(total.abs(), 2 * UNIT * size.unsqueeze(1)))
 
     def ends(self, node: Node, arrived: Pending) -> bool:
         if node is self.backward.network.graph.input:
@@ -317,8 +310,8 @@ class _RigorousRowArithmetic(RowArithmetic):
         box, coefficients = self.backward.intervals[node.name], self._dense(node, arrived)
         terms, above, below = coefficients[0, 0].numel(), coefficients.clamp(min=0), coefficients.clamp(max=0)
         lower, upper = box.lower.unsqueeze(1), box.upper.unsqueeze(1)
-        least = _weighted(above, lower) + _weighted(below, upper)
-        sizes = _weighted(above, lower.abs()) - _weighted(below, upper.abs())
+        least = weighted_rows(above, lower) + weighted_rows(below, upper)
+        sizes = weighted_rows(above, lower.abs()) - weighted_rows(below, upper.abs())
         found = down(least - gamma(terms + 8) * sizes - terms * 8 * TINY)
         if isinstance(box, Ball):
             found = torch.maximum(found, _least_in(box, coefficients))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from torch import Tensor
 from service.bounds.flat import by_row
 from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.patches import Patches
-from service.bounds.relaxation import Family, PatchFamily, Relaxed, Single
+from service.bounds.relaxation import Changed, Family, PatchFamily, Relaxed, Single
 
 MANY = 256
 """Entries among which it pays to look for open ones."""
@@ -171,30 +171,19 @@ def with_offsets(relaxations: Mapping[str, Relaxed], near: Mapping[str, NearPiec
 
 
 @dataclass(frozen=True, eq=False)
-class NearFamily:
-    """A family whose members have such offsets."""
-
-    family: Family
+class _NearPatchFamily(Changed):
+    patch_family: PatchFamily
     near: NearPieces
 
-    @property
-    def start(self) -> tuple[Tensor, ...]:
-        return self.family.start
-
-    def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
-        return NearRelaxed(self.family.member(parameters), self.near)
-
-
-@dataclass(frozen=True, eq=False)
-class _NearPatchFamily(NearFamily):
-    patch_family: PatchFamily
-
     def shown(self, patches: Patches) -> Family:
-        return NearFamily(self.patch_family.shown(patches), self.near.shown(patches))
+        return Changed(self.patch_family.shown(patches), partial(NearRelaxed, near=self.near.shown(patches)))
 
 
 def near_family(family: Family, near: NearPieces) -> Family:
     """Return the family with offsets of ``near``; it exists for patches if the family does."""
+    change = partial(NearRelaxed, near=near)
     if isinstance(family, Single):
-        return Single(NearRelaxed(family.relaxed, near), family.start)
-    return _NearPatchFamily(family, near, family) if isinstance(family, PatchFamily) else NearFamily(family, near)
+        return Single(change(family.relaxed), family.start)
+    if isinstance(family, PatchFamily):
+        return _NearPatchFamily(family, change, family, near)
+    return Changed(family, change)

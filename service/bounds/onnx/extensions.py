@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
+from service.bounds.onnx.matrices import transposed
 from service.bounds.onnx.selecting import looked_up, place_of_largest
 from service.bounds.operators.conversion import (
     Call,
@@ -41,16 +42,11 @@ def _fused_product(call: Call, values: Values, shape: Shape) -> Tensor:
     if unusual:
         raise call.refuse(f"{unusual[0]} is not supported")
     turned = [
-        value if not call.attributes.get(name, 0) else _transposed(value)
+        value if not call.attributes.get(name, 0) else transposed(value)
         for value, name in zip(values, ("transA", "transB"), strict=True)
     ]
     left, right = aligned(turned)
     return torch.matmul(left, right) * float(call.attributes.get("alpha", 1.0))
-
-
-def _transposed(value: Value) -> Value:
-    shape = (*value.shape[:-2], value.shape[-1], value.shape[-2])
-    return Value(shape, value.float.transpose(-1, -2), value.array)
 
 
 def _normalised_sum(

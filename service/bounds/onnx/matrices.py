@@ -37,7 +37,7 @@ def matrix_product(call: Call, values: Values, shape: Shape) -> Tensor:
 
 def _gemm(call: Call, values: Values, shape: Shape) -> Tensor:
     left, right = (
-        _transposed(value) if call.attributes.get(name, 0) else value
+        transposed(value) if call.attributes.get(name, 0) else value
         for value, name in zip(values[:2], ("transA", "transB"), strict=True)
     )
     alpha, beta = float(call.attributes.get("alpha", 1.0)), float(call.attributes.get("beta", 1.0))
@@ -53,9 +53,10 @@ def _gemm(call: Call, values: Values, shape: Shape) -> Tensor:
     return first + second * beta
 
 
-def _transposed(value: Value) -> Value:
-    array = None if value.array is None else value.array.T
-    return Value(value.shape[::-1], value.float.transpose(-1, -2), array)
+def transposed(value: Value) -> Value:
+    """Return the value with its last two dimensions exchanged."""
+    shape = (*value.shape[:-2], value.shape[-1], value.shape[-2])
+    return Value(shape, value.float.transpose(-1, -2), None if value.array is None else value.array.swapaxes(-1, -2))
 
 
 def _einsum(call: Call, values: Values, shape: Shape) -> Tensor:

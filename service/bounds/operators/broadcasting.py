@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from service.bounds.flat import by_row
 from service.bounds.graph import Node, Repeated
 
 
@@ -24,6 +26,12 @@ def operand(node: Node, argument: str, like: Tensor) -> Tensor:
     if tensor.ndim > len(node.shape):
         tensor = tensor.squeeze(0)
     return tensor.to(like.dtype).expand(node.shape)
+
+
+def sum_of_terms(coefficients: Tensor, values: Tensor) -> Tensor:
+    """Return the sums of products ``(batch, rows)``; an infinite value whose coefficient is 0 adds nothing."""
+    terms = coefficients * values
+    return by_row(torch.where(coefficients == 0, torch.zeros_like(terms), terms)).sum(dim=2)
 
 
 def dimension_of(node: Node) -> int:

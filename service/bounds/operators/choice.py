@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from service.bounds.flat import by_instance, by_row
+from service.bounds.flat import by_instance
 from service.bounds.graph import CHOICE, Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, has_constant, repeats
 from service.bounds.operators.base import LinearOperator, NonlinearOperator
-from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.broadcasting import operand, sum_of_terms, unbroadcast
 from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, aligned
 from service.bounds.operators.elementwise import Elementwise
-from service.bounds.operators.sharding import Cut, Share, shared_operand
 from service.bounds.operators.stepped import Stepped, passed_on
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxed, RigorousStep
@@ -89,8 +88,7 @@ class Where(Elementwise, LinearOperator):
                 propagated.append(unbroadcast(part, node.input_shapes[len(propagated)]))
             else:
                 # A mask of attention puts −∞ at entries that nothing reads: their coefficient is 0.
-                terms = part * operand(node, name, coefficients)
-                bias = by_row(torch.where(part == 0, torch.zeros_like(terms), terms)).sum(dim=2)
+                bias = sum_of_terms(part, operand(node, name, coefficients))
         return Propagated(tuple(propagated), bias)
 
     def roundings(self, node: Node) -> Roundings:
@@ -129,9 +127,6 @@ class UndecidedWhere(Stepped, Elementwise, NonlinearOperator):
 
     def pieces(self, node: Node) -> None:
         """Return None: the function jumps."""
-
-    def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
-        return {name: shared_operand(value, node, cut, share) for name, value in node.arguments.items()}
 
     @staticmethod
     def _certain_operands(condition: Interval) -> tuple[Tensor, Tensor]:
@@ -194,22 +189,16 @@ class ChosenOperands(Relaxed):
         first, second = (each.unsqueeze(1).to(like.dtype) for each in (self.first, self.second))
         open_ = 1 - first - second
         above, below = coefficients.clamp(min=0) * open_, coefficients.clamp(max=0) * open_
-        bias = _terms(above, self.whole.lower.unsqueeze(1)) + _terms(below, self.whole.upper.unsqueeze(1))
+        bias = sum_of_terms(above, self.whole.lower.unsqueeze(1)) + sum_of_terms(below, self.whole.upper.unsqueeze(1))
         onto = [torch.zeros_like(open_ * coefficients)]
         for name, taken in zip(OPERANDS, (first, second), strict=True):
             part = coefficients * taken
             if node.is_variable(name):
                 onto.append(part)
             else:
-                bias = bias + _terms(part, operand(node, name, like))
+                bias = bias + sum_of_terms(part, operand(node, name, like))
         return tuple(onto), bias
 
 
 def _around(left: Interval, right: Interval) -> Interval:
     return Interval(torch.minimum(left.lower, right.lower), torch.maximum(left.upper, right.upper))
-
-
-def _terms(coefficients: Tensor, values: Tensor) -> Tensor:
-    """Return the sums of products ``(batch, rows)``; an infinite value whose coefficient is 0 adds nothing."""
-    terms = coefficients * values
-    return by_row(torch.where(coefficients == 0, torch.zeros_like(terms), terms)).sum(dim=2)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
 from service.bounds.linear.rows.identity import IdentityRows
-from service.bounds.operators.allowance import Propagate, signs_kept
+from service.bounds.operators.allowance import signs_kept
 from service.bounds.operators.base import Collective, Crossing
 from service.bounds.operators.broadcasting import dimension_of
 from service.bounds.rank_group import RankGroup
@@ -73,20 +74,29 @@ class CopyToGroup(Begin):
         return Propagated((coefficients,))
 
 
-def _widened_by_rank(inputs: Sequence[Interval], computed: Interval, propagate: Propagate, ranks: int) -> Interval:
-    """Widen sums of the ranks' own ends: each may be off by as much as their sizes suggest."""
-    sizes = propagate([Interval(inputs[0].lower.abs(), inputs[0].upper.abs())])
-    factor, lost = gamma(ranks), TINY * ranks
-    return signs_kept(inputs, widened(computed, sizes.lower * factor + lost, sizes.upper * factor + lost), propagate)
+class _SumOverRanks(Collective):
+    """The sum of the ranks' partial values."""
+
+    always_mixes = True
+    adds_up = False
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
+        """Widen sums of the ranks' own ends: each may be off by as much as their sizes suggest."""
+
+        def propagate(ends: Sequence[Interval]) -> Interval:
+            return self.interval(node, ends, tp_group)
+
+        sizes = propagate([Interval(inputs[0].lower.abs(), inputs[0].upper.abs())])
+        factor, lost = gamma(tp_group.axis.size), TINY * tp_group.axis.size
+        below, above = sizes.lower * factor + lost, sizes.upper * factor + lost
+        return signs_kept(inputs, widened(computed, below, above), propagate)
 
 
-class ReduceFromGroup(Collective):
+class ReduceFromGroup(_SumOverRanks):
     """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
 
     overloads = ("trivet.reduce_from_group.default",)
     crossing = Crossing.LEAVE
-    always_mixes = True
-    adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         lower, upper = tp_group.sum(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
@@ -102,25 +112,34 @@ class ReduceFromGroup(Collective):
     def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
         return Propagated((units,))
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
-        return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
+
+class _SideBySide(Collective):
+    """The ranks' values, put side by side by ``join``."""
+
+    join: ClassVar[Callable[[RankGroup, Tensor, int], Tensor]]
+
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        ends = torch.stack([inputs[0].lower, inputs[0].upper])
+        lower, upper = type(self).join(tp_group, ends, dimension_of(node) + 1).unbind()
+        return Interval(lower, upper)
+
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        """Join all ranks' rows, and keep this rank's slice of them: of its own tensor, so that gradients stay here."""
+        whole, dim = tp_group.join(coefficients, 1), dimension_of(node) + 1
+        mine = tp_group.own_range(whole.shape[dim])
+        return Propagated((whole.narrow(dim, mine.start, mine.stop - mine.start),))
 
 
-class GatherFromGroup(Collective):
+class GatherFromGroup(_SideBySide):
     """A region ends with the ranks' values side by side; each rank keeps the coefficients of its own."""
 
     overloads = ("trivet.gather_from_group.default",)
     crossing = Crossing.LEAVE
     adds_up = False
-
-    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return _side_by_side(node, inputs[0], tp_group.gather)
+    join = RankGroup.gather
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.own(coefficients, dimension_of(node) + 1),))
-
-    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return _join_mine(node, coefficients, tp_group)
 
 
 class ScatterToGroup(Begin):
@@ -145,30 +164,23 @@ class ScatterToGroup(Begin):
         return Propagated((_in_place(node, coefficients, tp_group),))
 
 
-class GatherWithReduce(Collective):
+class GatherWithReduce(_SideBySide):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
 
     overloads = ("trivet.gather_with_reduce_from_group.default",)
     crossing = Crossing.WITHIN
     adds_up = True
-
-    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        return _side_by_side(node, inputs[0], tp_group.join)
+    join = RankGroup.join
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.own_sum(coefficients, dimension_of(node) + 1),))
 
-    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return _join_mine(node, coefficients, tp_group)
 
-
-class ReduceScatter(Collective):
+class ReduceScatter(_SumOverRanks):
     """Each rank's slice of the sum of all ranks' partial values; backward the slices' coefficients side by side."""
 
     overloads = ("trivet.reduce_scatter_to_group.default",)
     crossing = Crossing.WITHIN
-    always_mixes = True
-    adds_up = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
@@ -180,21 +192,6 @@ class ReduceScatter(Collective):
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((tp_group.join(_in_place(node, coefficients, tp_group), 1),))
-
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
-        return _widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
-
-
-def _side_by_side(node: Node, ends: Interval, gather: Callable[[Tensor, int], Tensor]) -> Interval:
-    lower, upper = gather(torch.stack([ends.lower, ends.upper]), dimension_of(node) + 1).unbind()
-    return Interval(lower, upper)
-
-
-def _join_mine(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-    """Join all ranks' rows, and keep this rank's slice of them: of its own tensor, so that gradients stay here."""
-    whole, dim = tp_group.join(coefficients, 1), dimension_of(node) + 1
-    mine = tp_group.own_range(whole.shape[dim])
-    return Propagated((whole.narrow(dim, mine.start, mine.stop - mine.start),))
 
 
 def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:

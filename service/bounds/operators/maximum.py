@@ -11,21 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from service.bounds.flat import by_instance, by_row
+from service.bounds.flat import by_instance
 from service.bounds.graph import COMPARABLE, MAXIMUM, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import repeats, slopes_of
 from service.bounds.operators.base import NonlinearOperator
-from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.broadcasting import operand, sum_of_terms, unbroadcast
 from service.bounds.operators.conversion import Converter, of_two
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.pieces import TwoPieces
-from service.bounds.operators.sharding import Cut, Share, shared_operand
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Lines, Relaxation, Relaxed, RigorousStep
 from service.bounds.rounding import TINY, gamma, magnitude
@@ -56,9 +55,6 @@ class Maximum(Elementwise, NonlinearOperator):
     def piece(self, node: Node, inputs: Sequence[Tensor], above: Tensor) -> Tensor:
         left, right = self._operands(node, [Interval.point(each) for each in inputs])
         return torch.where(above, left.lower, right.lower)
-
-    def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
-        return {name: shared_operand(value, node, cut, share) for name, value in node.arguments.items()}
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         left, right = self._operands(node, inputs)
@@ -152,9 +148,7 @@ class LinesOfDifference(Relaxed):
             if node.is_variable(name):
                 onto.append(unbroadcast(part, next(shapes)))
             else:
-                # The other operand may be infinite.
-                terms = part * operand(node, name, part)
-                constant = by_row(torch.where(part == 0, torch.zeros_like(terms), terms)).sum(dim=2)
+                constant = sum_of_terms(part, operand(node, name, part))
                 bias = constant if bias is None else bias + constant
         return tuple(onto), bias
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from service.bounds.flat import by_row
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.mul import Product
-from service.bounds.relaxation import Family, Relaxed
+from service.bounds.relaxation import Changed, Family, Relaxed
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,8 @@ class SoftmaxProduct(Product):
         return _Centred(super().relax_on(node, bounds), self, self.widths(bounds))
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        return _CentredFamily(super().family(node, bounds), self, self.widths(bounds))
+        centred = partial(_Centred, operator=self, widths=self.widths(bounds))
+        return Changed(super().family(node, bounds), centred)
 
     @staticmethod
     def widths(bounds: Sequence[Interval]) -> Tensor:
@@ -70,17 +72,3 @@ class _Centred(Relaxed):
         propagated, bias = self.relaxed.backward(coefficients - middle)
         constant = by_row(middle).sum(dim=2)
         return propagated, constant if bias is None else bias + constant
-
-
-@dataclass(frozen=True, eq=False)
-class _CentredFamily:
-    family: Family
-    operator: SoftmaxProduct
-    widths: Tensor
-
-    @property
-    def start(self) -> tuple[Tensor, ...]:
-        return self.family.start
-
-    def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
-        return _Centred(self.family.member(parameters), self.operator, self.widths)

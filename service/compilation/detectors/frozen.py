@@ -6,12 +6,11 @@ loss depends, such as the pooler of an encoder whose hidden states alone are use
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+from service.compilation.run.notes import names_of
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
-
-NAMED = 5
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
@@ -23,26 +22,21 @@ def detect(observation: Observation) -> Iterator[Finding]:
         return
     lost = training.unreached - training.unreached_eager
     if lost:
-        yield Finding("frozen", f"no gradient where eager has one: {_names(lost)}")
+        yield Finding("frozen", f"no gradient where eager has one: {names_of(sorted(lost))}")
     dead = training.unreached & training.unreached_eager - training.unused
     if dead:
         yield Finding(
             "frozen",
-            f"no gradient, in eager neither: {_names(dead)}; losses depend on them, so something cuts them off: "
-            "set requires_grad=False if they are not meant to train",
+            f"no gradient, in eager neither: {names_of(sorted(dead))}; losses depend on them, so something cuts them "
+            "off: set requires_grad=False if they are not meant to train",
         )
     stuck = training.moved_eager - training.moved - lost
     if stuck:
-        yield Finding("frozen", f"updates do not move what they move in eager: {_names(stuck)}")
+        yield Finding("frozen", f"updates do not move what they move in eager: {names_of(sorted(stuck))}")
     if training.unsharded:
         yield Finding(
-            "frozen", f"left whole by FSDP after the step, out of the optimizer's reach: {_names(training.unsharded)}"
+            "frozen",
+            f"left whole by FSDP after the step, out of the optimizer's reach: {names_of(sorted(training.unsharded))}",
         )
     if not training.moved and not (lost or dead or stuck):
         yield Finding("frozen", "no parameter was moved by any update, in eager neither")
-
-
-def _names(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
-    return ", ".join(ordered[:NAMED]) + more

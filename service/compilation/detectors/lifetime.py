@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from service.compilation.monitor.usage import Mark, Reentry, RetainedRead, StaleGradient, StaleRead, Usage
+from service.compilation.run.notes import names_of
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 from service.parallel.boundary import CallSite, HeldResult
@@ -56,15 +57,15 @@ def _suspects(observation: Observation) -> Iterator[str]:
         of_calls = [str(results[0]) for results in _group(alive, _call).values()]
         yield (
             "results are wrong, and no stale read was seen; the cause may be a result held over a replay, "
-            f"which overwrites it: {_names(of_calls, '; or ')}"
+            f"which overwrites it: {names_of(of_calls, most=NAMED, between='; or ')}"
         )
 
 
 def _describe_marks(site: str, marks: list[Mark]) -> str:
-    origins = dict.fromkeys(str(origin) for mark in marks for origin in mark.pending)
+    origins = names_of(dict.fromkeys(str(origin) for mark in marks for origin in mark.pending), most=NAMED)
     most = max(len(mark.pending) for mark in marks)
     return (
-        f"a step is marked at {site} while up to {most} backwards are still to run, of {_names(origins)} "
+        f"a step is marked at {site} while up to {most} backwards are still to run, of {origins} "
         f"({_when(mark.iteration for mark in marks)}): replays overwrite what they have saved, "
         "and gradients are wrong; mark once per optimizer step, when all backwards have run (step_boundary)"
     )
@@ -100,7 +101,7 @@ def _stale(site: str, gradients: list[StaleGradient]) -> str:
     names = dict.fromkeys(each.parameter for each in gradients)
     return (
         f"gradients are accumulated or used over replays, which begin at {site} and overwrite them "
-        f"({_when(each.iteration for each in gradients)}): {_names(names)}; "
+        f"({_when(each.iteration for each in gradients)}): {names_of(names, most=NAMED)}; "
         "mark once per optimizer step (step_boundary), so that its micro-batches are one round of replays"
     )
 
@@ -125,9 +126,3 @@ def _when(iterations: Iterable[int]) -> str:
     distinct = sorted(set(iterations))
     numbers = ", ".join(map(str, distinct[:NAMED])) + (", …" if len(distinct) > NAMED else "")
     return f"iteration{'s' if len(distinct) > 1 else ''} {numbers}"
-
-
-def _names(names: Iterable[str], between: str = ", ") -> str:
-    listed = list(names)
-    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    return between.join(listed[:NAMED]) + more

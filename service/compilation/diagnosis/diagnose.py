@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from service.compilation.diagnosis.check import difference
@@ -22,7 +21,7 @@ from service.compilation.instruments.caches import empty_caches
 from service.compilation.instruments.trace import traced
 from service.compilation.judgement import Result
 from service.compilation.program import Program
-from service.compilation.ranks.group import GroupLostError, Separable, any_rank, collective_attempt, gather
+from service.compilation.ranks.group import GroupLostError, Separable, any_rank, collective_attempt
 from service.compilation.run.baseline import Baseline, make_baseline, random_numbers
 from service.compilation.run.built_program import build, build_only
 from service.compilation.run.compare_runs import compare_runs
@@ -33,6 +32,7 @@ from service.compilation.rungs import Rung
 from service.jobs.runtime import RunContext, Stopwatch
 from service.jobs.spec.compile import Tolerance
 from service.models.compiled import as_compiled
+from service.parallel.distributed import gather, rank_and_size
 
 log = logging.getLogger(__name__)
 SEARCH_S = 30.0
@@ -137,7 +137,7 @@ def _reproduction(search: _ModuleSearch, unit: str, folder: Path) -> Reproductio
     except Exception as error:
         graphs, problem = [], describe(error)
     found = Reproduction(said=problem or "another rank's graph cannot be run alone")
-    if not any(gather(problem)) and (not dist.is_initialized() or dist.get_rank() == 0):
+    if not any(gather(problem)) and rank_and_size()[0] == 0:
         found = _reproduce_alone(graphs, search, folder, about)
     gather(None)
     return found

@@ -9,6 +9,7 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -42,30 +43,11 @@ class Profile:
     """Seconds in which the device computed."""
 
 
-@dataclass(frozen=True)
-class RecordedProfile:
-    """What the profiler recorded of ``steps`` steps. Reading it takes longer than they do."""
+def record_profile(step: Callable[[], Any], steps: int, device: torch.device) -> Callable[[], Profile]:
+    """Profile ``steps`` calls of ``step``, which has been called before.
 
-    profiler: profile
-    steps: int
-    enqueue_s: float
-
-    def figures(self) -> Profile:
-        """Return the figures per step."""
-        events, steps = _events(self.profiler), self.steps
-        operators, uncompiled = (count / steps for count in _count_operators(events))
-        found = Profile(operators, uncompiled, self.enqueue_s)
-        spans = _spans(event for event in events if event.device_type() == DeviceType.CUDA)
-        if not spans:  # no device, or no data from it: CUPTI is missing, or belongs to another profiler
-            return found
-        busy = sum(end - start for start, end in spans) / 1e9 / steps
-        names = [event.name() for event in events]
-        launches = sum(name in _LAUNCHES for name in names) / steps
-        return replace(found, launches=launches, graph_launches=names.count(_GRAPH_LAUNCH) / steps, busy_s=busy)
-
-
-def record_profile(step: Callable[[], Any], steps: int, device: torch.device) -> RecordedProfile:
-    """Profile ``steps`` calls of ``step``, which has been called before."""
+    Return what reads the figures per step; reading takes longer than the steps do.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)  # read at the first profile of a process
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -78,7 +60,20 @@ def record_profile(step: Callable[[], Any], steps: int, device: torch.device) ->
         queued = time.perf_counter() - start
         if cuda:
             torch.cuda.synchronize(device)
-    return RecordedProfile(profiler, steps, queued / steps)
+    return partial(_read_profile, profiler, steps, queued / steps)
+
+
+def _read_profile(profiler: profile, steps: int, enqueue_s: float) -> Profile:
+    events = _events(profiler)
+    operators, uncompiled = (count / steps for count in _count_operators(events))
+    found = Profile(operators, uncompiled, enqueue_s)
+    spans = _spans(event for event in events if event.device_type() == DeviceType.CUDA)
+    if not spans:  # no device, or no data from it: CUPTI is missing, or belongs to another profiler
+        return found
+    busy = sum(end - start for start, end in spans) / 1e9 / steps
+    names = [event.name() for event in events]
+    launches = sum(name in _LAUNCHES for name in names) / steps
+    return replace(found, launches=launches, graph_launches=names.count(_GRAPH_LAUNCH) / steps, busy_s=busy)
 
 
 def start_profiler(device: torch.device) -> None:

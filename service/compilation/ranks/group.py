@@ -61,23 +61,14 @@ class GroupLostError(Exception):
         return tuple(Finding("fail_error", f"rank {rank}: {problem}") for rank, problem in self.problems.items())
 
 
-def gather(value: Any) -> list[Any]:
-    """Return ``value`` of every rank, by rank; a list of one in a process without a group."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
 def slowest(seconds: float) -> float:
     """Return the largest of the ranks' durations, the same on every rank."""
-    return float(max(gather(seconds)))
+    return float(max(distributed.gather(seconds)))
 
 
 def any_rank(flag: bool) -> bool:
     """Return whether a condition holds on any rank."""
-    return any(gather(flag))
+    return any(distributed.gather(flag))
 
 
 def collective_attempt(
@@ -89,7 +80,7 @@ def collective_attempt(
     All ranks have ended it, with or without success, when this returns. If they cannot, the group is left, and
     :class:`GroupLostError` names the ranks at fault: from then on each rank is alone.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if distributed.rank_and_size()[1] == 1:
         result = run()
         return result, [problem(result)]
     group_attempt = _GroupAttempt.of_all(limits)
@@ -118,10 +109,10 @@ class _GroupAttempt:
 
     @staticmethod
     def of_all(limits: WaitLimits) -> _GroupAttempt:
-        name = gather(uuid4().hex)[0]
+        name = distributed.from_first_rank(uuid4().hex)
         whole = internal("torch.distributed.distributed_c10d._get_default_store")()
         store = dist.distributed_c10d.PrefixStore(f"attempt/{name}", whole)
-        return _GroupAttempt(store, dist.get_rank(), dist.get_world_size(), limits, time.monotonic())
+        return _GroupAttempt(store, *distributed.rank_and_size(), limits, time.monotonic())
 
     def publish_outcome(self, problem: str) -> None:
         """Tell how this rank ended: ``STUCK`` if others had failed before it did."""

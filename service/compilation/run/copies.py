@@ -4,11 +4,13 @@ for the work of all processes that share the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from service.parallel.containers import in_batches
 
 K = TypeVar("K")
 LARGE = 2**13
@@ -23,7 +25,7 @@ def to_host(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """Return copies on the host."""
     found = {key: value.to("cpu", copy=True) for key, value in values.items() if value.device.type == "cpu"}
     left = [(key, value) for key, value in values.items() if key not in found]
-    for batch in _batches(left, _PIECE):
+    for batch in in_batches(_wider_first(left), _PIECE):
         found |= _moved(batch, torch.device("cpu"))
     return {key: found[key] for key in values}
 
@@ -32,7 +34,7 @@ def near(values: Mapping[K, Tensor], device: torch.device) -> dict[K, Tensor]:
     """Return the large tensors on ``device``, and the small ones where they are."""
     found = dict(values)
     far = [(key, value) for key, value in values.items() if value.device != device and value.numel() >= LARGE]
-    for batch in _batches(far, _PIECE_TO_DEVICE):
+    for batch in in_batches(_wider_first(far), _PIECE_TO_DEVICE):
         found |= _moved(batch, device)
     return found
 
@@ -53,14 +55,5 @@ def _moved(batch: list[tuple[K, Tensor]], place: torch.device) -> dict[K, Tensor
     return {key: piece.view(value.dtype).view(value.shape) for (key, value), piece in zip(batch, pieces, strict=True)}
 
 
-def _batches(values: Iterable[tuple[K, Tensor]], most: int) -> Iterator[list[tuple[K, Tensor]]]:
-    """Yield pieces of ``most`` bytes or a single tensor, wider types first."""
-    batch, size = list[tuple[K, Tensor]](), 0
-    for key, value in sorted(values, key=lambda each: -each[1].itemsize):
-        if batch and size + value.nbytes > most:
-            yield batch
-            batch, size = [], 0
-        batch.append((key, value))
-        size += value.nbytes
-    if batch:
-        yield batch
+def _wider_first(values: Iterable[tuple[K, Tensor]]) -> list[tuple[K, Tensor]]:
+    return sorted(values, key=lambda each: -each[1].itemsize)

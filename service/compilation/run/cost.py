@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from service.compilation.instruments.caches import empty_caches, forget_compiled, take_machine_code
-from service.compilation.instruments.profile import Profile, RecordedProfile, record_profile
+from service.compilation.instruments.profile import Profile, record_profile
 from service.compilation.program import Program
 from service.compilation.run.built_program import BuiltProgram, build
 from service.compilation.run.observation import RungCase, Timed
@@ -44,7 +44,7 @@ def pace(
         raced = _race(_runner(eager), _runner(compiled), program.device, agree, settings)
         profiles()
         recorded = [_record(each, steps) for each in (compiled, eager)[: 1 + beside_eager]]
-    own, *others = [each.figures() if each else None for each in recorded]
+    own, *others = [read() if read else None for read in recorded]
     # Code that is not generated calls the operators that eager calls.
     share = _compiled_share(own, others[0] if others else own)
     return Timed(raced, own, others[0] if others else None, share)
@@ -77,7 +77,7 @@ def _race(
     slower = agree(max(_block(eager, 1, device), _block(compiled, 1, device)))
     repeats, rounds = plan_race(slower, settings)
     pairs = [(_block(eager, repeats, device), _block(compiled, repeats, device)) for _ in range(rounds)]
-    return summarise([(first / eager.steps, second / compiled.steps) for first, second in pairs], settings)
+    return summarise([(first / eager.steps, second / compiled.steps) for first, second in pairs])
 
 
 def _block(runner: _Runner, repeats: int, device: torch.device) -> float:
@@ -95,7 +95,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _record(built: BuiltProgram, steps: int) -> RecordedProfile | None:
+def _record(built: BuiltProgram, steps: int) -> Callable[[], Profile] | None:
     try:
         return record_profile(built.step, steps, built.program.device)
     except RuntimeError as error:  # such as when another profiler holds the device

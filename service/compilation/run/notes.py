@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from service.compilation.monitor.usage import Usage
 from service.compilation.run.baseline import Baseline
@@ -10,10 +10,11 @@ from service.compilation.run.baseline import Baseline
 _NAMED = 5
 
 
-def names_of(names: Sequence[str]) -> str:
+def names_of(names: Iterable[str], *, most: int = _NAMED, between: str = ", ") -> str:
     """Return the first few names, and the number of the rest."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return between.join(listed[:most]) + more
 
 
 def notes_on_program(baseline: Baseline, usage: Usage) -> Iterator[str]:

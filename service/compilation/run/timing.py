@@ -6,20 +6,20 @@ import math
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+_MOST_ROUNDS = 9
+_NOISY_SPREAD = 0.2
+"""A race is noisy where the middle half of its ratios spans more than this part of their median."""
+
 
 @dataclass(frozen=True)
 class RaceSettings:
-    """How long a race lasts, and when its result is called noisy."""
+    """How long a race lasts: about ``budget_s`` seconds, in rounds of one block of each program, of ``block_s`` at
+    least.
+    """
 
     block_s: float = 0.02
-    """Calls are timed in blocks of at least this many seconds."""
     budget_s: float = 3.0
-    """About how many seconds the race takes."""
     fewest_rounds: int = 5
-    """A round is one block of each program."""
-    most_rounds: int = 9
-    noisy_spread: float = 0.2
-    """The race is noisy where the middle half of its ratios spans more than this part of their median."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Race:
     ratio: float
     """Compiled over eager, the median over rounds."""
     noisy: bool
-    """Whether the ratios are too far apart (:class:`RaceSettings`)."""
+    """Whether the ratios are too far apart."""
     faster: bool
     """Whether compiled won in three quarters of the rounds."""
 
@@ -42,10 +42,10 @@ def plan_race(seconds: float, settings: RaceSettings) -> tuple[int, int]:
     """Return the calls per block and the rounds, for a call of ``seconds``."""
     repeats = max(1, math.ceil(settings.block_s / max(seconds, 1e-9)))
     rounds = int(settings.budget_s / (2 * repeats * max(seconds, 1e-9)))
-    return repeats, min(max(rounds, settings.fewest_rounds), settings.most_rounds)
+    return repeats, min(max(rounds, settings.fewest_rounds), _MOST_ROUNDS)
 
 
-def summarise(pairs: list[tuple[float, float]], settings: RaceSettings) -> Race:
+def summarise(pairs: list[tuple[float, float]]) -> Race:
     """Return the race from per-round ``(eager, compiled)`` seconds per step; two rounds at least."""
     ratios = [compiled / eager for eager, compiled in pairs]
     lower, middle, upper = quantiles(ratios, n=4, method="inclusive")
@@ -53,6 +53,6 @@ def summarise(pairs: list[tuple[float, float]], settings: RaceSettings) -> Race:
         step_s=median(compiled for _, compiled in pairs),
         eager_step_s=median(eager for eager, _ in pairs),
         ratio=middle,
-        noisy=(upper - lower) > settings.noisy_spread * middle,
+        noisy=(upper - lower) > _NOISY_SPREAD * middle,
         faster=upper < 1,
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from service.jobs.plugins import Features
 from service.jobs.spec.data import FileArrays
-from service.models.data.sources import Split
+from service.models.data.sources import OnDisk, Split, count_for_training
 
 BROKEN = (
     ValueError,
@@ -62,7 +62,7 @@ _LARGEST_NPZ = 2**34
 
 
 @dataclass(frozen=True)
-class ArraySamples:
+class ArraySamples(OnDisk):
     """Inputs ``(n, …)`` of any real type, made float32 on request, with their axes in order and then flat; int64 labels
     ``(n,)``.
     """
@@ -78,10 +78,6 @@ class ArraySamples:
     def sequence(self) -> int | None:
         return None
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
     def take(self, indices: Tensor) -> Split:
         indices = indices.cpu()
         inputs = self.inputs[indices]
@@ -90,10 +86,6 @@ class ArraySamples:
         inputs = inputs.flatten(1)
         scaled = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
         return Split(scaled, self.labels[indices])
-
-    def to(self, device: torch.device) -> ArraySamples:
-        """Return the samples unchanged: they stay on disk."""
-        return self
 
 
 def read(path: Path, field: str) -> Mapping[str, Tensor]:
@@ -133,10 +125,7 @@ def has_test_split(arrays: Mapping[str, Tensor], field: str) -> bool:
 
 def divide(whole: ArraySamples, test_fraction: float) -> tuple[ArraySamples, ArraySamples]:
     """Divide into training and test split: the latter is the last ``test_fraction``, one sample at least."""
-    held_out = max(int(len(whole) * test_fraction), 1)
-    rest = len(whole) - held_out
-    if rest < 1:
-        raise ValueError(f"data.file holds {len(whole)} samples: too few for a test split")
+    rest = count_for_training(len(whole), test_fraction, f"data.file holds {len(whole)} samples")
     return (
         replace(whole, inputs=whole.inputs[:rest], labels=whole.labels[:rest]),
         replace(whole, inputs=whole.inputs[rest:], labels=whole.labels[rest:]),

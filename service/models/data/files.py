@@ -12,7 +12,6 @@ import numpy as np
 from service.jobs.files import DataLayout
 from service.jobs.spec.data import FileArrays, FileTokens
 from service.models.data import arrays, packed
-from service.models.data.packed import TokenFile
 from service.models.data.sources import Dataset, Samples
 from service.parallel.distributed import build_once
 
@@ -32,18 +31,19 @@ def _digest(spec: FileTokens | FileArrays) -> str:
 
 
 def _tokens(spec: FileTokens, layout: DataLayout | None) -> tuple[Samples, Samples]:
-    train = packed.open_tokens(_token_file(spec, spec.file, "file", layout), spec, "data.file")
+    train = _open_tokens(spec, spec.file, "data.file", layout)
     if spec.test_file is None:
         return packed.divide(train, spec.test_fraction)
-    return train, packed.open_tokens(_token_file(spec, spec.test_file, "test_file", layout), spec, "data.test_file")
+    return train, _open_tokens(spec, spec.test_file, "data.test_file", layout)
 
 
-def _token_file(spec: FileTokens, file: str, field: str, layout: DataLayout | None) -> packed.TokenFile:
-    path = _path_of_upload(layout, file, f"data.{field}")
-    if layout is None or spec.tokenizer is None:
-        return packed.TokenFile(path, spec.encoding)
-    tokenizer = _path_of_upload(layout, spec.tokenizer, "data.tokenizer")
-    return _tokenize(path, tokenizer, layout.cache, spec.vocabulary)
+def _open_tokens(spec: FileTokens, file: str, field: str, layout: DataLayout | None) -> packed.PackedTokens:
+    path = _path_of_upload(layout, file, field)
+    encoding: str = spec.encoding
+    if layout is not None and spec.tokenizer is not None:
+        tokenizer = _path_of_upload(layout, spec.tokenizer, "data.tokenizer")
+        path, encoding = _tokenize(path, tokenizer, layout.cache, spec.vocabulary)
+    return packed.open_tokens(path, encoding, spec, field)
 
 
 def _arrays(spec: FileArrays, layout: DataLayout | None) -> tuple[Samples, Samples]:
@@ -73,7 +73,7 @@ _CUT = "whole chunks"
 """The way in which a text becomes ids; a new one needs a new name, so that no cached file of the old one is read."""
 
 
-def _tokenize(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
+def _tokenize(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> tuple[Path, str]:
     """Return the ids of a UTF-8 text, from the cache; the first rank fills it while the others wait.
 
     The text is cut at line ends into pieces of about a mebibyte, which are tokenised one by one without special tokens.
@@ -103,7 +103,7 @@ def _tokenize(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
                 packed.check_ids(row, vocabulary, "data.tokenizer gives", "are its ids without holes?")
                 row.astype(kind).tofile(ids)
 
-    return TokenFile(build_once(path, write), kind)
+    return build_once(path, write), kind
 
 
 def _tokenizer_version() -> str:

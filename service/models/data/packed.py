@@ -15,7 +15,7 @@ from torch import Tensor
 
 from service.jobs.spec.data import FileTokens
 from service.models.data.arrays import BROKEN, check_claim
-from service.models.data.sources import Split
+from service.models.data.sources import OnDisk, Split, count_for_training
 
 CHECKED_WHOLE = 2**26
 """The most ids that are all checked when a file is opened; of a larger one, evenly spaced windows are. Every batch is
@@ -27,15 +27,7 @@ Ids = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class TokenFile:
-    """A file of ids: ``encoding`` is ``npy``, or the type of a flat array."""
-
-    path: Path
-    encoding: str
-
-
-@dataclass(frozen=True)
-class PackedTokens:
+class PackedTokens(OnDisk):
     """Sequences ``first`` to ``first + count`` of a row of ids; the last target of one begins the next."""
 
     ids: Ids
@@ -52,10 +44,6 @@ class PackedTokens:
     def sequence(self) -> int | None:
         return self.length
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
     def take(self, indices: Tensor) -> Split:
         rows = np.empty((len(indices), self.length + 1), dtype=np.int64)
         for row, index in zip(rows, indices.tolist(), strict=True):
@@ -65,16 +53,12 @@ class PackedTokens:
         tokens = torch.from_numpy(rows)
         return Split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
-    def to(self, device: torch.device) -> PackedTokens:
-        """Return the samples unchanged: they stay on disk."""
-        return self
 
-
-def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
-    """Return all sequences of a file. ``ValueError`` with the field where it holds no sequence, or an id that is too
-    large.
+def open_tokens(path: Path, encoding: str, spec: FileTokens, field: str) -> PackedTokens:
+    """Return all sequences of a file of ids: ``encoding`` is ``npy``, or the type of a flat array. ``ValueError`` with
+    the field where it holds no sequence, or an id that is too large.
     """
-    ids = _map(file, field)
+    ids = _map_npy(path, field) if encoding == "npy" else _map_flat(path, encoding, field)
     count = (len(ids) - 1) // spec.sequence
     if count < 1:
         raise ValueError(
@@ -87,11 +71,9 @@ def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
 
 def divide(tokens: PackedTokens, test_fraction: float) -> tuple[PackedTokens, PackedTokens]:
     """Divide into training and test split, the last ``test_fraction``: at least one sequence."""
-    held_out = max(int(len(tokens) * test_fraction), 1)
-    rest = len(tokens) - held_out
-    if rest < 1:
-        raise ValueError(f"{tokens.field} holds {len(tokens)} sequences of {tokens.length}: too few for a test split")
-    return replace(tokens, count=rest), replace(tokens, first=rest, count=held_out)
+    held = f"{tokens.field} holds {len(tokens)} sequences of {tokens.length}"
+    rest = count_for_training(len(tokens), test_fraction, held)
+    return replace(tokens, count=rest), replace(tokens, first=rest, count=len(tokens) - rest)
 
 
 def check_ids(ids: Ids, vocabulary: int, who_has: str, question: str = "is the encoding right?") -> None:
@@ -112,15 +94,13 @@ def _windows(ids: Ids) -> Iterator[Ids]:
         yield ids[start : start + WINDOW]
 
 
-def _map(file: TokenFile, field: str) -> Ids:
-    if file.encoding == "npy":
-        return _map_npy(file.path, field)
-    kind = np.dtype(file.encoding).newbyteorder("<")
-    size = file.path.stat().st_size
+def _map_flat(path: Path, encoding: str, field: str) -> Ids:
+    kind = np.dtype(encoding).newbyteorder("<")
+    size = path.stat().st_size
     if size % kind.itemsize:
-        raise ValueError(f"{field} has {size} bytes, which are no whole number of {file.encoding} ids")
+        raise ValueError(f"{field} has {size} bytes, which are no whole number of {encoding} ids")
     # An empty file cannot be mapped.
-    return np.memmap(file.path, kind, mode="r") if size else np.empty(0, kind)
+    return np.memmap(path, kind, mode="r") if size else np.empty(0, kind)
 
 
 def _map_npy(path: Path, field: str) -> Ids:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -71,6 +71,28 @@ class Samples(Protocol):
 
     def to(self, device: torch.device) -> Samples:
         """Return the same samples, on ``device`` if they are kept in memory."""
+
+
+class OnDisk:
+    """Samples that stay on disk; a batch is read when it is taken."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def to(self, device: torch.device) -> Self:
+        """Return the samples unchanged."""
+        return self
+
+
+def count_for_training(samples: int, test_fraction: float, what: str) -> int:
+    """Return how many samples are left when the last ``test_fraction``, one at least, is held out for tests. Raises
+    ``ValueError``, which begins with ``what``, if none is.
+    """
+    rest = samples - max(int(samples * test_fraction), 1)
+    if rest < 1:
+        raise ValueError(f"{what}: too few for a test split")
+    return rest
 
 
 @dataclass(frozen=True)

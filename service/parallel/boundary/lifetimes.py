@@ -87,9 +87,9 @@ class CallCounter:
             return dict(self._counts)
 
 
-def caller(*, outside: tuple[str, ...], depth: int = 1) -> CallSite:
+def caller(*, outside: tuple[str, ...]) -> CallSite:
     """Return the nearest frame above the caller whose file contains none of ``outside``."""
-    frame: FrameType | None = sys._getframe(depth + 1)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_back is not None and _within(frame, outside):
         frame = frame.f_back
     assert frame is not None

@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from service.jobs.files import Checkpoint
 from service.parallel.checkpoint.storage import save
+from service.parallel.distributed import rank_and_size
+from service.parallel.tensor.placement import local
 
 LAST_WRITE_S = 10.0
 """How long an error of the job waits for a running write: peers must not learn of it too late."""
@@ -95,7 +97,7 @@ class BackgroundSaver:
     ) -> None:
         self._folder, self._keep, self._rows, self._tell = folder, keep, rows, tell
         self._staging = _Staging()
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
+        self._group = dist.new_group(backend="gloo") if rank_and_size()[1] > 1 else None
         self._writing: threading.Thread | None = None
         self._failed: BaseException | None = None
 
@@ -157,7 +159,7 @@ class _Staging:
 
     def prepare(self, state: Mapping[str, Tensor]) -> None:
         """Begin to take the memory that a copy of ``state`` will need."""
-        kinds = {name: (own.shape, own.dtype) for name, own in ((name, _own(each)) for name, each in state.items())}
+        kinds = {name: (local(each.detach()).shape, each.dtype) for name, each in state.items()}
         self._preparing = threading.Thread(target=self._take, args=(kinds,), name="checkpoint-memory", daemon=True)
         self._preparing.start()
 
@@ -173,7 +175,7 @@ class _Staging:
             self._buffers[name] = torch.empty(shape, dtype=dtype, device="cpu").zero_()
 
     def _copied(self, name: str, tensor: Tensor) -> Tensor:
-        own = _own(tensor)
+        own = local(tensor.detach())
         if name not in self._buffers:
             self._buffers[name] = torch.empty(own.shape, dtype=own.dtype, device="cpu")
         buffer = self._buffers[name].copy_(own)
@@ -184,8 +186,3 @@ class _Staging:
         parts = {part: getattr(tensor, part) for part in names} | {"_local_tensor": buffer}
         copied: Tensor = DTensor.__tensor_unflatten__(parts, layout, tensor.shape, tensor.stride())  # type: ignore[no-untyped-call]
         return copied
-
-
-def _own(tensor: Tensor) -> Tensor:
-    detached = tensor.detach()
-    return detached.to_local() if isinstance(detached, DTensor) else detached

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from service.jobs.files import DIGESTS, FILES, META, Checkpoint, complete, flush, read, require, signed
 from service.parallel.checkpoint.stored import ShardWriter, first_damaged, stored
+from service.parallel.distributed import from_first_rank, rank_and_size
 
 
 class PublishError(RuntimeError):
@@ -54,13 +54,13 @@ def save(
     working = _working_folder(folder, step)
     on_first_rank(lambda: _make_anew(working), f"make {working}", group)
     writer = ShardWriter(working)
-    with _no_group_meant(not _distributed()):
+    with _no_group_meant(rank_and_size()[1] == 1):
         dcp_save(
             dict(state),
             storage_writer=writer,
             planner=_UnpaddedSavePlanner(rows or {}),
             process_group=group,
-            no_dist=not _distributed(),
+            no_dist=rank_and_size()[1] == 1,
         )
     target = folder / f"step_{step}"
     on_first_rank(lambda: publish(folder, step, meta, keep, writer.digests), f"publish {target}", group)
@@ -77,9 +77,9 @@ def load(path: Path, state: Mapping[str, Tensor], *, rows: Mapping[str, int] | N
     reader = HuggingFaceStorageReader(str(path))
     rows = rows or {}
     _check_fits(path, reader, state, rows)
-    with _no_group_meant(not _distributed()):
+    with _no_group_meant(rank_and_size()[1] == 1):
         planner = _UnpaddedLoadPlanner(rows)
-        dcp_load(dict(state), storage_reader=reader, planner=planner, no_dist=not _distributed())
+        dcp_load(dict(state), storage_reader=reader, planner=planner, no_dist=rank_and_size()[1] == 1)
     return checkpoint
 
 
@@ -107,18 +107,16 @@ def on_first_rank(act: Callable[[], None], what: str, group: ProcessGroup | None
     others.
     """
     failed: OSError | None = None
-    if not _distributed() or dist.get_rank() == 0:
+    if rank_and_size()[0] == 0:
         try:
             act()
         except OSError as error:
             failed = error
-    if _distributed():
-        outcome = [None if failed is None else str(failed)]
-        dist.broadcast_object_list(outcome, src=0, group=group, device=torch.device("cpu"))
-        if failed is None and outcome[0] is not None:
-            raise PublishError(f"rank 0 could not {what}: {outcome[0]}")
+    outcome = from_first_rank(None if failed is None else str(failed), group)
     if failed is not None:
         raise failed
+    if outcome is not None:
+        raise PublishError(f"rank 0 could not {what}: {outcome}")
 
 
 def _make_anew(working: Path) -> None:
@@ -155,10 +153,6 @@ def _no_group_meant(alone: bool) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-def _distributed() -> bool:
-    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 class _UnpaddedSavePlanner(DefaultSavePlanner):

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from service.jobs.files import flush, require
+from service.parallel.distributed import rank_and_size
 
 
 def digest_of(path: Path) -> str:
@@ -36,7 +37,7 @@ def first_damaged(folder: Path, digests: Mapping[str, str]) -> str | None:
 
     All ranks call it together: each reads its share of the files. Raises ``OSError`` for one that cannot be read.
     """
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, ranks = rank_and_size()
     names = sorted(digests)
     own = (index for index in range(rank, len(names), ranks))
     wrong = (index for index in own if digest_of(folder / names[index]) != digests[names[index]])

@@ -195,22 +195,23 @@ class Transport:
             pending.work = self._post_receive(pending.message, buffer.tensor, tag)
 
     def _post_receive(self, message: Message, buffer: Tensor, tag: int) -> dist.Work:
-        sender, receiver, kind = self._route(message)
+        route = self._route(message)
+        sender, receiver, _ = route
         assert receiver == self.rank, f"{message} goes to rank {receiver}"
-        group = self.channels.group(sender, receiver, kind)
+        group = self.channels.groups[route]
         work = dist.irecv(buffer, self.channels.ranks[sender], group, tag if self.channels.has_tags else 0)
         assert work is not None
         return work
 
     def _post_send(self, message: Message, tensor: Tensor, tag: int) -> None:
         route = self._route(message)
-        sender, receiver, kind = route
+        sender, receiver, _ = route
         assert sender == self.rank, f"{message} comes from rank {sender}"
         self._let_go()
         sent = self._in_flight[route]
         if self.channels.has_tags and self._acquainted and len(sent) >= _SEND_WINDOW:
             sent.popleft()[0].wait()
-        group = self.channels.group(sender, receiver, kind)
+        group = self.channels.groups[route]
         work = dist.isend(tensor, self.channels.ranks[receiver], group, tag if self.channels.has_tags else 0)
         assert work is not None
         sent.append((work, tensor))
@@ -237,10 +238,7 @@ class Channels:
 
     ranks: tuple[int, ...]
     has_tags: bool
-    groups: dict[tuple[int, int, Direction], dist.ProcessGroup]
-
-    def group(self, sender: int, receiver: int, kind: Direction) -> dist.ProcessGroup:
-        return self.groups[sender, receiver, kind]
+    groups: dict[_Route, dist.ProcessGroup]
 
 
 def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
@@ -258,7 +256,7 @@ def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
     return Channels(mesh.pp_ranks, has_tags=False, groups=_own_communicators(mesh, routes))
 
 
-def _routes(owners: Sequence[int]) -> list[tuple[int, int, Direction]]:
+def _routes(owners: Sequence[int]) -> list[_Route]:
     """Return every direction in use, once, in the same order on all ranks."""
     neighbours = {(lower, upper) for lower, upper in pairwise(owners) if lower != upper}
     forward = [(lower, upper, Direction.ACTIVATION) for lower, upper in sorted(neighbours)]
@@ -266,9 +264,7 @@ def _routes(owners: Sequence[int]) -> list[tuple[int, int, Direction]]:
     return forward + backward
 
 
-def _own_communicators(
-    mesh: Mesh, routes: Sequence[tuple[int, int, Direction]]
-) -> dict[tuple[int, int, Direction], dist.ProcessGroup]:
+def _own_communicators(mesh: Mesh, routes: Sequence[_Route]) -> dict[_Route, dist.ProcessGroup]:
     """Return a two-rank group for each route of each pipeline; all ranks help to make every one."""
     per_stage = mesh.spec.dp * mesh.spec.tp
     own = {}
@@ -281,7 +277,7 @@ def _own_communicators(
     return own
 
 
-def _warm_up(mesh: Mesh, own: dict[tuple[int, int, Direction], dist.ProcessGroup]) -> None:
+def _warm_up(mesh: Mesh, own: dict[_Route, dist.ProcessGroup]) -> None:
     """Send one number over each route, in the order that all ranks share.
 
     NCCL connects two ranks at their first transfer, and both hosts wait there for each other. In the midst of a

@@ -160,9 +160,6 @@ class ColumnParallelLinear(nn.Module):
         x = self.product(x, self.weight, self.bias)
         return gather_from_group(x, -1, self.axis.group, self.axis.size) if self.gather_output else x
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features} → {self.out_features}, tp={self.axis.size}"
-
 
 class WholeLinear(nn.Module):
     """``x Wᵀ + b`` with the whole of W on every rank of ``axis``, for output features that do not divide over it.
@@ -181,9 +178,6 @@ class WholeLinear(nn.Module):
         weight = copy_to_group(local(self.weight), self.axis.group)
         bias = None if self.bias is None else copy_to_group(local(self.bias), self.axis.group)
         return functional.linear(x, weight, bias)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features} → {self.out_features}, whole on each of {self.axis.size}"
 
 
 def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ...]:
@@ -236,9 +230,6 @@ class RowParallelLinear(nn.Module):
             return self.product(x, self.weight, self.bias)
         x = reduce_from_group(self.product(x, self.weight, None), self.axis.group)
         return x if self.bias is None else x + local(self.bias)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features} → {self.out_features}, tp={self.axis.size}"
 
 
 class OnEveryRank(nn.Module):

@@ -49,9 +49,6 @@ class VocabularyParallelEmbedding(nn.Module):
         rows = functional.embedding(own_ids, weight).masked_fill(~is_own.unsqueeze(-1), 0)
         return rows if self.partial_output else reduce_from_group(rows, self.axis.group)
 
-    def extra_repr(self) -> str:
-        return f"{self.vocabulary} × {self.dim}, tp={self.axis.size}"
-
 
 class VocabularyParallelHead(ColumnParallelLinear):
     """Computes ``(…, dim)``, replicated, → ``(…, own)`` logits of this rank's tokens: of those of ``tokens``, an axis

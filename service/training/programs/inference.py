@@ -136,7 +136,7 @@ def _take_weights(spec: RunSpec, ready: PreparedProgram) -> str:
     if spec.weights is None:
         return ""
     step = None if spec.weights.step == "latest" else spec.weights.step
-    found = newest_checkpoint(ready.context.data.job(spec.weights.job).checkpoints, ready.device, step)
+    found = newest_checkpoint(ready.context.data.job(spec.weights.job).checkpoints, step)
     if found is None:
         raise WeightsError(f"weights.job: {spec.weights.job} has no checkpoint of step {spec.weights.step!r}")
     state = {f"{MODEL_PREFIX}{name}": value.detach() for name, value in ready.parts.members().items()}

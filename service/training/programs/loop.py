@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from service.jobs.runtime import Stopwatch
 from service.jobs.spec.train import TrainSpec
 from service.models.program import Step
+from service.parallel.distributed import from_first_rank
 from service.training.base_loop import BaseLoop
 from service.training.gradients import check_weights
 from service.training.journal import layout
@@ -91,7 +91,7 @@ class ProgramLoop(BaseLoop):
             measured = {f"{_EVALUATION}{name.removeprefix(_EVALUATION)}": float(value) for name, value in found.items()}
         for part, was in zip(parts, were, strict=True):
             part.training = was
-        return _of_first_rank(measured)
+        return from_first_rank(measured)  # they are reported, and ranks that follow them end together
 
     def publish(self) -> None:
         if self.training.parts.members():
@@ -110,11 +110,3 @@ class ProgramLoop(BaseLoop):
                 got = tuple(value.shape)
                 raise blame.error(doing, f"its loss {name!r} is of shape {got}; expected a tensor of one number")
         return dict(step.losses)
-
-
-def _of_first_rank(measured: dict[str, float]) -> dict[str, float]:
-    """Return the numbers of the first rank on all: they are reported, and ranks that follow them end together."""
-    found = [measured]
-    if dist.is_initialized():
-        dist.broadcast_object_list(found, src=0)
-    return found[0]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from service.jobs.files import atomic_draft
+from service.models.full_weights import whole_tensor
 
 STEPS = 100
 """The steps of a file; those of one are held in memory until it is written."""
@@ -32,8 +32,7 @@ class OutputFiles:
     def add(self, step: int, outputs: Mapping[str, Tensor]) -> None:
         """Take the outputs of a step, counted from 0; its file is written with its last one."""
         for name, value in outputs.items():
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
-            self._held[f"{step}/{name}"] = whole.detach().to("cpu", copy=True).contiguous()
+            self._held[f"{step}/{name}"] = whole_tensor(value).to("cpu", copy=True).contiguous()
         if (step + 1) % STEPS == 0:
             self.write(step)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -16,6 +15,7 @@ from service.jobs.spec.train import TrainSpec
 from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import Checkpoint
+from service.parallel.distributed import gather, rank_and_size
 from service.training.checkpoints import MODEL_PREFIX, Checkpoints
 from service.training.programs.failures import LackingError
 from service.training.programs.setup import PreparedProgram
@@ -29,7 +29,7 @@ class ProgramCheckpoints(Checkpoints):
     """The checkpoints of a program's training. Raises :class:`LackingError` for state that they would lose."""
 
     def __init__(self, spec: TrainSpec, training: PreparedProgram) -> None:
-        super().__init__(spec, training.context, training.device)
+        super().__init__(spec, training.context)
         self._training = training
         self._names = {id(value): name for name, value in training.parts.members().items()}
         for index, optimizer in enumerate(training.parts.optimizers):
@@ -54,11 +54,10 @@ class ProgramCheckpoints(Checkpoints):
         """Raise :class:`LackingError` on every rank for a whole tensor that ranks have by one name, and that differs:
         a checkpoint has one of each.
         """
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if rank_and_size()[1] == 1:
             return
         plain = {name: value for name, value in self.state().items() if not isinstance(value, DTensor)}
-        sums: list[dict[str, str]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(sums, {name: _checksum(value) for name, value in plain.items()})
+        sums = gather({name: _checksum(value) for name, value in plain.items()})
         for name in dict.fromkeys(name for own in sums for name in own):
             if len({own[name] for own in sums if name in own}) > 1:
                 raise LackingError(

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from service.bounds.capture import capture
@@ -19,6 +18,7 @@ from service.bounds.stages import InStages, StageLink, divide_into_stages, prepa
 from service.jobs.runtime import NullReporter, Reporter
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.collectives import resolve
+from service.parallel.distributed import gather
 from service.parallel.mesh import Mesh
 from service.verification.engine import Arithmetic, BoundingEngine, NetworkEngine, StagesEngine
 from service.verification.load.trace_cache import TraceCache
@@ -108,10 +108,8 @@ class TaskLoader:
         own = _layers_of(engine.network, self.mesh.tp.size)
         if engine.stages is None:
             return own
-        gathered: list[list[NonlinearLayer]] = [[] for _ in range(self.line.size)]
         named = [replace(layer, name=f"stage {self.line.rank}: {layer.name}") for layer in own]
-        dist.all_gather_object(gathered, named, group=resolve(self.mesh.pp.group))
-        return [layer for layers in gathered for layer in layers]
+        return [layer for layers in gather(named, resolve(self.mesh.pp.group)) for layer in layers]
 
     def unless_too_large(self, load: Callable[[], Task], asked: Callable[[], Property]) -> Task | RefusedModel:
         """Return the task, or the shortage of memory to prepare it if no other rank waits."""

@@ -152,7 +152,7 @@ def test_operators_outside_of_compiled_code_are_counted_however_long_they_take()
     compiled = torch.compile(work, backend="eager")
     compiled(x)
     steps = (lambda: compiled(x), lambda: work(x), lambda: (compiled(x), slow(x)))
-    counts = [record_profile(step, 3, CPU).figures() for step in steps]
+    counts = [record_profile(step, 3, CPU)() for step in steps]
     assert [(each.operators, each.uncompiled) for each in counts] == [(2, 0), (2, 2), (4, 2)]
     assert counts[0].graph_launches is None
     torch.compiler.reset()

@@ -171,9 +171,9 @@ def test_a_race_has_enough_rounds_and_blocks_long_enough(seconds: float) -> None
 
 
 def test_a_race_is_won_only_in_three_quarters_of_the_rounds() -> None:
-    steady = summarise([(1.0, 0.9)] * 8, RaceSettings())
+    steady = summarise([(1.0, 0.9)] * 8)
     assert (steady.faster, steady.noisy, steady.ratio) == (True, False, 0.9)
-    wild = summarise([(1.0, 0.5), (1.0, 1.5)] * 4, RaceSettings())
+    wild = summarise([(1.0, 0.5), (1.0, 1.5)] * 4)
     assert (wild.faster, wild.noisy) == (False, True)
 
 

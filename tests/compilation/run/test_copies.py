@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from service.compilation.run.copies import LARGE, _batches, _moved, near, read
+from service.compilation.run.copies import LARGE, _moved, _wider_first, near, read
 from service.compilation.run.oracles import Oracle
 from service.compilation.run.parity import Pairs, compare_all, compare_running_on
 from service.jobs.spec.compile import Tolerance
+from service.parallel.containers import in_batches
 
 MIXED = {
     "weights": torch.randn(3, 5),
@@ -28,7 +29,7 @@ MIXED = {
 @pytest.mark.parametrize("most", [1, 24, 1 << 20])
 def test_what_moves_together_arrives_as_it_was(most: int) -> None:
     arrived: dict[str, Tensor] = {}
-    for batch in _batches(MIXED.items(), most):
+    for batch in in_batches(_wider_first(MIXED.items()), most):
         arrived |= _moved(batch, torch.device("cpu"))
     assert arrived.keys() == MIXED.keys()
     assert all(
@@ -68,4 +69,4 @@ def test_results_that_differ_are_read_once(judge: Callable[[Pairs, int, Toleranc
 
 
 def test_results_of_several_types_move_in_one_piece() -> None:
-    assert [len(batch) for batch in _batches(MIXED.items(), 1 << 20)] == [len(MIXED)]
+    assert [len(batch) for batch in in_batches(_wider_first(MIXED.items()), 1 << 20)] == [len(MIXED)]

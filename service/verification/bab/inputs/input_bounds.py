@@ -102,13 +102,13 @@ class _FoldedInputBounds:
     @property
     def entries(self) -> int:
         """Count pairs of rows for a third of the entries, each as wide as the widest operator."""
-        sizes = [operator.node.size for operator in self.folded.operators]
+        sizes = [node.size for node in self.folded.nodes]
         return max(1, sum(sizes) * max(sizes, default=1))
 
     @property
     def floats(self) -> int:
         """Count a box's numbers if every entry of the widest operators gets a pair of rows, and all have slopes."""
-        sizes = [operator.node.size for operator in self.folded.operators]
+        sizes = [node.size for node in self.folded.nodes]
         features = self.folded.network.graph.input.size
         widest = max(sizes, default=1)
         rows = FLOATS_PER_PAIR * widest * max(widest, features)
