@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.jobs.accounts import DEFAULT_PROJECT, ROLES, SCOPES
-from trivet.cli.context import JsonFlag, add_commands, client, future, out, print_json, print_list, refuse
+from trivet.cli.context import JsonFlag, add_group, client, future, out, print_json, print_list, refuse
 from trivet.cli.fleet import ExpiresOption, print_secret
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
     from service.jobs.records import ServiceAccount
 
-accounts_app = typer.Typer(help="Service accounts (needs an admin key).", no_args_is_help=True)
-
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="name of the account, which owns its jobs")]
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(accounts_app, create, key, disable, enable, delete, list=list_accounts)
-    app.add_typer(accounts_app, name="accounts")
+    about = "Service accounts (needs an admin key)."
+    add_group(app, "accounts", about, create, key, disable, enable, delete, list=list_accounts)
 
 
 def create(

@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from service.jobs.spec.common import JobState, WebhookFormat
-from trivet.cli.context import JsonFlag, add_commands, client, out, print_json, print_list
+from trivet.cli.context import JsonFlag, add_commands, add_group, client, out, print_json, print_list
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
     from service.jobs.records.webhooks import Webhook, WebhookDelivery
 
-webhooks_app = typer.Typer(help="Webhooks report jobs to other systems (mostly for admin keys).", no_args_is_help=True)
 
 WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="a webhook's id")]
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(webhooks_app, create=create_webhook, list=list_webhooks, deliveries=list_deliveries)
-    add_commands(webhooks_app, secret=_show_secret, delete=delete_webhook)
-    app.add_typer(webhooks_app, name="webhooks")
+    about = "Webhooks report jobs to other systems (mostly for admin keys)."
+    webhooks = add_group(app, "webhooks", about, create=create_webhook, list=list_webhooks, deliveries=list_deliveries)
+    add_commands(webhooks, secret=_show_secret, delete=delete_webhook)
 
 
 def create_webhook(
