@@ -109,9 +109,7 @@ def _computer(job: ListedJob) -> Row:
     """Return what computed the newest attempt."""
     if not job.computed_by:
         return {}
-    by = job.computed_by[-1]
-    told = {"host": by.host, "devices": ", ".join(by.devices) or by.pool, "threads": by.threads}
-    return {f"computed_by.{name}": value for name, value in (by.versions | told).items()}
+    return {f"computed_by.{name}": value for name, value in job.computed_by[-1].facts().items()}
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.jobs.accounts import DEFAULT_PROJECT, ROLES, SCOPES
-from trivet.cli.context import JsonFlag, add_group, client, future, out, print_json, print_list, refuse
-from trivet.cli.fleet import ExpiresOption, print_secret
+from service.jobs.accounts import DEFAULT_PROJECT, ROLES
+from trivet.cli.context import JsonFlag, add_group, client, future, out, print_json, print_list
+from trivet.cli.fleet import ExpiresOption, print_secret, scopes_of
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
@@ -29,10 +29,9 @@ def create(
     as_json: JsonFlag = False,
 ) -> None:
     """Create a service account, which has no keys yet."""
-    if role not in ROLES:
-        refuse(f"--role {role} is not known; there are {', '.join(ROLES)}")
+    scopes = scopes_of(role)
     with client() as service:
-        account = service.accounts.create(name, [SCOPES[ROLES.index(role)]], project)
+        account = service.accounts.create(name, scopes, project)
     if as_json:
         print_json(account)
     else:

@@ -145,6 +145,11 @@ def _scopes(scopes: list[str] | None, project: str | None, role: str | None) -> 
         return cast(list[Scope], scopes or ["submit"])
     if scopes or project is None:
         refuse("--role needs --project and excludes --scope")
+    return scopes_of(role)
+
+
+def scopes_of(role: str) -> list[Scope]:
+    """Return the scopes of a role; refuse an unknown one."""
     if role not in ROLES:
         refuse(f"--role {role} is not known; there are {', '.join(ROLES)}")
     return [SCOPES[ROLES.index(role)]]

@@ -152,7 +152,7 @@ def _show_facts(job: Job) -> None:
         "torch": "" if job.torch is None else job.torch.version + ", which was not tried" * (not job.torch.tried),
         "computed": "\n".join(f"attempt {each.attempt}: {each}" for each in job.computed_by),
         "placed": "; ".join(f"{share.host} {share.pool} {list(share.devices)}" for share in job.placement),
-        "error": "" if job.error is None else f"{job.error.type}: {job.error.message}",
+        "error": str(job.error or ""),
     }
     for name, value in facts.items():
         if value:
@@ -247,8 +247,7 @@ def _state(job: ListedJob) -> Text:
 
 def _why(job: ListedJob) -> str:
     """Return the first line of why a job waits or failed."""
-    told = job.reason or "" if job.error is None else f"{job.error.type}: {job.error.message}"
-    return told.partition("\n")[0]
+    return str(job.error or job.reason or "").partition("\n")[0]
 
 
 def _progress(job: ListedJob) -> str:
