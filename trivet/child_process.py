@@ -102,8 +102,8 @@ class ChildProcess:
             self.process.kill()
             self.process.wait()
 
-    def last_lines(self, count: int = 8) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+    def last_lines(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
 
 
 def lock_of(log: Path) -> Path:

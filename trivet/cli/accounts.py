@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.jobs.accounts import DEFAULT_PROJECT, ROLES
-from trivet.cli.context import JsonFlag, add_group, client, future, out, print_json, print_list
-from trivet.cli.fleet import ExpiresOption, print_secret, scopes_of
+from trivet.cli.context import JsonFlag, add_group, client, future, out, print_json, print_list, print_secret
+from trivet.cli.fleet import ExpiresOption, scopes_of
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:

@@ -185,6 +185,14 @@ def print_json(value: Any) -> None:
     out.write_json(plain(value))
 
 
+def print_secret(record: BaseModel | None, secret: str, as_json: bool) -> None:
+    """Print a secret; as JSON, with the record that it belongs to."""
+    if as_json:
+        print_json((record.model_dump(mode="json") if record else {}) | {"secret": secret})
+    else:
+        out.write_line(secret)
+
+
 def print_csv(rows: Sequence[dict[str, Any]]) -> None:
     """Print rows as CSV on standard output, each on one line."""
     from trivet.tables import csv_text  # noqa: PLC0415 - as above

@@ -20,6 +20,7 @@ from trivet.cli.context import (
     out,
     print_json,
     print_list,
+    print_secret,
     refuse,
 )
 from trivet.cli.exit_codes import ExitCode
@@ -129,14 +130,6 @@ def rotate_key(
     with client() as service:
         made = service.keys.rotate(key_id, grace_s=length.total_seconds(), expires_at=future(expires))
         print_secret(*made, as_json)
-
-
-def print_secret(key: ApiKey, secret: str, as_json: bool) -> None:
-    """Print a new key's secret; as JSON, with the key."""
-    if as_json:
-        print_json(key.model_dump(mode="json") | {"secret": secret})
-    else:
-        out.write_line(secret)
 
 
 def _scopes(scopes: list[str] | None, project: str | None, role: str | None) -> list[Scope]:

@@ -27,7 +27,7 @@ from trivet.cli.context import (
     print_json,
     table,
 )
-from trivet.cli.sweeps import show_jobs
+from trivet.cli.sweeps import show_jobs, shown
 
 if TYPE_CHECKING:
     from service.jobs.records import Job, JobPhase, ListedJob
@@ -119,19 +119,15 @@ def compare(job_ids: JobArguments, as_json: JsonFlag = False, as_csv: CsvFlag = 
         print_csv(rows)
     else:
         names = tables.columns(rows)
-        shown = table(*names)
+        values = table(*names)
         for row in rows:
-            shown.add_row(*(_shown(row.get(name)) for name in names))
-        out.print(shown)
+            values.add_row(*("" if row.get(name) is None else shown(row[name]) for name in names))
+        out.print(values)
 
 
 def _jobs_behind(service: Client, job: Job) -> list[ListedJob]:
     """Return a sweep's jobs with their specs, in the order of its values; else the job."""
     return [job] if job.children is None else list(service.jobs(sweep=job.id, include="spec"))[::-1]
-
-
-def _shown(value: object) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _show_facts(job: Job) -> None:

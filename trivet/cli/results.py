@@ -274,11 +274,12 @@ def _file_name(service: Client, job_id: str, name: str) -> str:
 
 
 _BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 24
 
 
-def _sparkline(values: list[float], width: int = 24) -> str:
+def _sparkline(values: list[float]) -> str:
     """Draw a curve in a line of text."""
-    chosen = [values[index * len(values) // width] for index in range(width)] if len(values) > width else values
+    chosen = [values[index * len(values) // _WIDTH] for index in range(_WIDTH)] if len(values) > _WIDTH else values
     low, span = min(chosen), max(chosen) - min(chosen)
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in chosen)
 

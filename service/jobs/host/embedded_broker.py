@@ -151,14 +151,14 @@ class EmbeddedBroker:
         self.stop()
 
 
-def end_leftover(folder: Path, within_s: float = 10.0) -> int:
+def end_leftover(folder: Path) -> int:
     """End the servers of a folder whose starter has ended; return their number.
 
     No answered write is lost, even by SIGKILL: it is in the file's pages before the answer leaves. The caller
     makes sure that no living process uses them.
     """
     servers = holders(folder / _LOCK)
-    end_processes(servers, within_s)
+    end_processes(servers, 10.0)
     return len(servers)
 
 

@@ -57,7 +57,7 @@ class FileWriter:
         data: DataLayout,
         max_file_bytes: int,
         uploader: UploadedBy,
-        objects: ObjectStore | None = None,
+        objects: ObjectStore | None,
     ) -> None:
         data.files.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=_DRAFT, dir=data.files)
@@ -184,9 +184,9 @@ class Files:
                 writer.write(chunk)
             return writer.commit(media_type, name)
 
-    def delete_abandoned(self, age_s: float = _ABANDONED_S) -> list[Path]:
+    def delete_abandoned(self) -> list[Path]:
         """Delete the drafts of uploads whose process was killed: those that got no data for so many seconds."""
-        oldest = time.time() - age_s
+        oldest = time.time() - _ABANDONED_S
         gone = []
         for draft in self.data.files.glob(f"{_DRAFT}*"):
             with contextlib.suppress(FileNotFoundError):

@@ -202,17 +202,23 @@ def test_a_silent_host_loses_what_it_did_not_claim_at_once(store: Store, world: 
     assert store.attempts.place() == [unclaimed.id]
 
 
+def lose_the_second(store: Store, gang: Job, world: World) -> str:
+    """The second part is lost and the first one stops; the state of the job between the two."""
+    first, second = parts(gang)
+    world.expire(second)
+    store.attempts.reap()
+    state = store.jobs.get(gang.id).state
+    assert store.attempts.renew(first) == "stop"
+    assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"
+    return state
+
+
 def test_a_lost_part_of_a_gang_ends_the_attempt_when_its_peers_have_ended(
     store: Store, gang: Job, world: World
 ) -> None:
-    first, second = parts(gang)
-    store.attempts.claim(first, "s")
-    store.attempts.claim(second, "s")
-    world.expire(second)
-    store.attempts.reap()
-    assert store.jobs.get(gang.id).state == "running"
-    assert store.attempts.renew(first) == "stop"
-    assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"
+    for part in parts(gang):
+        store.attempts.claim(part, "s")
+    assert lose_the_second(store, gang, world) == "running"
     assert store.attempts.place() == []
     world.beat("b", cpu=1)
     assert store.attempts.place() == [gang.id]
@@ -221,11 +227,7 @@ def test_a_lost_part_of_a_gang_ends_the_attempt_when_its_peers_have_ended(
 def test_a_gang_of_which_one_host_does_not_claim_its_part_in_time_starts_nowhere(
     store: Store, gang: Job, world: World
 ) -> None:
-    first, second = parts(gang)
-    store.attempts.claim(first, "s")
-    world.expire(second)
-    store.attempts.reap()
-    assert store.attempts.renew(first) == "stop"
-    assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"
+    store.attempts.claim(parts(gang)[0], "s")
+    lose_the_second(store, gang, world)
     reason = store.jobs.get(gang.id).reason or ""
     assert "nobody on host b claimed the job in time; queued again without using a retry" in reason
