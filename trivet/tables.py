@@ -46,12 +46,10 @@ def compare(found: Iterable[ListedJob]) -> pa.Table:
 
 
 def job_rows(found: Iterable[ListedJob]) -> list[Row]:
-    """Return the rows of :func:`jobs`."""
     return [_row(job) for job in found]
 
 
 def metric_rows(series: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Row]:
-    """Return the rows of :func:`metrics`."""
     return [
         {"metric": name, "step": step, "time": time, "value": value}
         for name, points in series.items()
@@ -60,12 +58,10 @@ def metric_rows(series: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Row]:
 
 
 def bound_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Return the rows of :func:`bounds`."""
     return [{name: value for key, cell in row.items() for name, value in _flat(cell, key)} for row in rows]
 
 
 def compared_rows(found: Iterable[ListedJob]) -> list[Row]:
-    """Return the rows of :func:`compare`."""
     every = list(found)
     specs = [dict(_flat(job.spec or {}, "spec")) for job in every]
     names = dict.fromkeys(name for spec in specs for name in spec)

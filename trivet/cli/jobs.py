@@ -186,7 +186,6 @@ def _show_notices(service: Client, job: Job) -> None:
 
 
 def _notice_subject(delivery: WebhookDelivery) -> str:
-    """Return the subject of a delivery."""
     metric = delivery.event.data.metric
     if metric is None:
         return delivery.event.data.state

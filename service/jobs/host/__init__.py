@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from service.jobs.host.isolation import ISOLATION_PARTS
+from service.jobs.host.listening import bind_port, url_of
 from service.jobs.host.private import (
     NotPrivateError,
     PrivateSocket,
@@ -35,6 +36,7 @@ __all__ = [
     "Process",
     "ProcessLock",
     "SupervisorRegistry",
+    "bind_port",
     "check_owned",
     "close_to_others",
     "config_file",
@@ -45,6 +47,7 @@ __all__ = [
     "read_private",
     "socket_address",
     "take_over",
+    "url_of",
 ]
 
 _HOMES = {
