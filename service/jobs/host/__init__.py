@@ -24,7 +24,7 @@ from service.jobs.host.settings_file import ENV_PREFIX, config_file, in_file
 
 if TYPE_CHECKING:
     from service.jobs.host.load import overcommitment
-    from service.jobs.host.processes import Process, end_processes, holders, take_over
+    from service.jobs.host.processes import Process, end_processes, holders, take_over, wait_or_kill
     from service.jobs.host.supervisor_registry import SupervisorRegistry
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "socket_address",
     "take_over",
     "url_of",
+    "wait_or_kill",
 ]
 
 _HOMES = {
@@ -57,6 +58,7 @@ _HOMES = {
     "holders": "processes",
     "overcommitment": "load",
     "take_over": "processes",
+    "wait_or_kill": "processes",
 }
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from service.jobs.host.process_lock import LockedError, ProcessLock
-from service.jobs.host.processes import end_processes, holders
+from service.jobs.host.processes import end_processes, holders, wait_or_kill
 
 _MINIMUM_VERSION = (7, 2)
 Fsync = Literal["always", "everysec", "no"]
@@ -112,11 +112,7 @@ class EmbeddedBroker:
         """Let the server flush and exit; kill it only when it does not."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(within_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            wait_or_kill(self.process, within_s)
 
     def stop(self, *, within_s: float = 10.0) -> None:
         """End the server, and give up its folder."""
