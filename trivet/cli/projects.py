@@ -27,8 +27,9 @@ _Member = Annotated[str, typer.Argument(metavar="NAME", help="the name of the me
 
 def register(app: typer.Typer) -> None:
     about = "Projects and their members."
-    named = {"list": list_projects, "create": create, "show": show, "set": change, "delete": delete}
-    projects = add_group(app, "projects", about, **named)
+    projects = add_group(
+        app, "projects", about, list=list_projects, create=create, show=show, set=change, delete=delete
+    )
     add_group(projects, "members", "Who may do what in a project.", set=set_member, remove=remove_member)
     add_commands(app, share)
 
