@@ -129,27 +129,31 @@ def test_a_number_of_a_withdrawn_attempt_is_not_given_again(store: Store, world:
     assert store.jobs.get(job.id).attempt == 3
 
 
-def test_all_lost_parts_of_a_gang_have_to_come_back(store: Store, gang: Job, world: World) -> None:
-    first, second = parts(gang)
-    for ref in (first, second):
+@pytest.fixture
+def lost_parts(store: Store, gang: Job, world: World) -> list[AttemptRef]:
+    """Both parts of a gang, which has begun; they were given up for lost."""
+    refs = parts(gang)
+    for ref in refs:
         store.attempts.claim(ref, "s")
         world.expire(ref)
     store.attempts.reap()
+    return refs
+
+
+def test_all_lost_parts_of_a_gang_have_to_come_back(store: Store, gang: Job, lost_parts: list[AttemptRef]) -> None:
+    first, second = lost_parts
     assert store.jobs.get(gang.id).state == "queued"
     assert store.attempts.finish(first, DONE).state == "running"
     assert store.attempts.finish(second, PartOutcome("succeeded")).result == DONE.result
     assert store.jobs.get(gang.id).state == "succeeded"
 
 
-def test_a_gang_does_not_come_back_without_a_part_that_is_gone(store: Store, gang: Job, world: World) -> None:
-    first, second = parts(gang)
-    for ref in (first, second):
-        store.attempts.claim(ref, "s")
-        world.expire(ref)
-    store.attempts.reap()
+def test_a_gang_does_not_come_back_without_a_part_that_is_gone(
+    store: Store, lost_parts: list[AttemptRef], world: World
+) -> None:
     world.beat("b", cpu=1)
     with pytest.raises(Superseded):
-        store.attempts.finish(first, DONE)
+        store.attempts.finish(lost_parts[0], DONE)
 
 
 def test_a_renewal_before_the_reaper_comes_keeps_the_part(store: Store, world: World) -> None:
