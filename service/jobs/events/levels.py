@@ -22,7 +22,7 @@ def is_at_least(level: Level, line: str) -> bool:
 
 @dataclass(frozen=True)
 class LineFilter:
-    """Selects printed lines; ``None`` selects all. ``text`` may be in any case, and is case-folded here."""
+    """Selects printed lines; ``None`` admits all. ``text`` is case-folded, and is found in any case."""
 
     rank: int | None
     stream: str | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -138,7 +138,7 @@ class HostStore:
         raise NotFound(f"there is no host {name}")
 
 
-def free_devices(hosts: Iterable[Host]) -> dict[str, dict[str, int]]:
+def free_devices(hosts: Collection[Host]) -> dict[str, dict[str, int]]:
     """Return the number of free devices by pool and host."""
     return {pool: {host.name: len(host.free.get(pool, ())) for host in hosts} for pool in ("cuda", "cpu")}
 
