@@ -18,7 +18,7 @@ from api.main import connect, create_app
 from api.offload import Apart
 from api.server.serving import ApiServer, limited
 from service.jobs.files.objects import ObjectStoreError
-from service.jobs.host import ENV_PREFIX, NotPrivateError, PrivateSocket, close_to_others
+from service.jobs.host import ENV_PREFIX, NotPrivateError, PrivateSocket, bind_port, close_to_others, url_of
 from service.jobs.settings import LOOPBACK, Settings
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.text import log_to_stderr, visible
@@ -74,18 +74,14 @@ def main(arguments: list[str] | None = None) -> int:
         remedy = f"; set {ENV_PREFIX}REDIS_URL, or run 'trivet up', which starts a broker itself"
         return _refuse(f"{error}{remedy}" if type(error) is StoreUnavailable else str(error))
     try:
-        listening = _bound(settings) if inherited.listening is None else socket.socket(fileno=inherited.listening)
+        listening = (
+            bind_port(settings.host, settings.port)
+            if inherited.listening is None
+            else socket.socket(fileno=inherited.listening)
+        )
     except OSError as error:
         return _refuse(f"cannot bind {settings.host}:{settings.port}: {error.strerror}")
     return _serve(settings, store, listening, inherited)
-
-
-def _bound(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind((settings.host, settings.port))
-    return listening
 
 
 def _exposure(settings: Settings) -> str | None:
@@ -140,9 +136,7 @@ def _serve(settings: Settings, store: Store, listening: socket.socket, inherited
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
-    host, port = listening.getsockname()[:2]
-    scheme = "http" if settings.tls_cert is None else "https"
-    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    url = url_of(listening, tls=settings.tls_cert is not None)
     server = ApiServer(config, inherited.private_socket(settings, url), inherited.ready)
     logging.getLogger("api").info("serving %s", url)
     server.run(sockets=[listening])

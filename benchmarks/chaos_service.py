@@ -162,9 +162,9 @@ def _enter(groups: dict[Group, dict[Role, list[psutil.Process]]], rank: psutil.P
             group[role].append(parent)
 
 
-def retry_until_answered(call: Callable[[], Answer], within_s: float = 180.0) -> Answer:
+def retry_until_answered(call: Callable[[], Answer]) -> Answer:
     """Call until there is an answer other than an outage. A refusal with a status below 500 is one, and is raised."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + 180.0
     while True:
         try:
             return call()

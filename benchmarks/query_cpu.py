@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import json
 import os
 import platform
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 from queries import Net
-from recording_reporter import RecordingReporter
+from recording_reporter import RecordingReporter, upload
 
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
@@ -57,16 +56,9 @@ class Phases(RecordingReporter):
 
 def specification(data: DataLayout, query: int, device: str) -> VerifySpec:
     net = Net.drawn(0)
-    names = [_uploaded(data, content) for content in (net.onnx(), net.query(query).encode())]
+    names = [upload(data, content) for content in (net.onnx(), net.query(query).encode())]
     fields = {"model": {"onnx": names[0]}, "property": {"vnnlib": names[1]}, "method": "beta-crown", "device": device}
     return VerifySpec.model_validate(fields | {"budget": {"seconds": 60}})
-
-
-def _uploaded(data: DataLayout, content: bytes) -> str:
-    name = f"file_{hashlib.sha256(content).hexdigest()}"
-    data.file(name).parent.mkdir(parents=True, exist_ok=True)
-    data.file(name).write_bytes(content)
-    return name
 
 
 def run(data: DataLayout, number: int, device: Any) -> int:

@@ -1,12 +1,14 @@
-"""Records the reports of a kind of job that a test or a measurement runs by itself."""
+"""Runs a kind of job without a service, for a test or a measurement: records its reports, has its uploads."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from service.jobs.events import BoundsRow
+from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter
 
 
@@ -37,3 +39,11 @@ class RecordingReporter(NullReporter):
 
     def series(self, name: str) -> Sequence[float]:
         return [values[name] for _, values in self.metrics if name in values]
+
+
+def upload(data: DataLayout, content: bytes) -> str:
+    """Put a file where uploads lie; return its id."""
+    name = f"file_{hashlib.sha256(content).hexdigest()}"
+    data.file(name).parent.mkdir(parents=True, exist_ok=True)
+    data.file(name).write_bytes(content)
+    return name

@@ -9,14 +9,13 @@ one thread of the CPU, after one that warms it up.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import torch
-from recording_reporter import RecordingReporter
+from recording_reporter import RecordingReporter, upload
 
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
@@ -28,7 +27,7 @@ def spent(files: list[Path], replays: int, seconds: float) -> tuple[str, float, 
     """Return the row's verdict, the job's processor seconds and the row's seconds."""
     with tempfile.TemporaryDirectory() as scratch:
         layout, report = DataLayout(Path(scratch)), RecordingReporter()
-        ids = [_uploaded(layout, path.read_bytes()) for path in files]
+        ids = [upload(layout, path.read_bytes()) for path in files]
         spec = {"kind": "verify", "device": "cpu", "model": {"onnx": ids[0]}, "property": {"vnnlib": ids[1]}}
         spec |= {"method": "beta-crown", "budget": {"seconds": seconds, "replays": replays}}
         context = RunContext(f"job_{0:020}", 1, 0, 0, 1, "cpu", layout, report, lambda: False)
@@ -36,13 +35,6 @@ def spent(files: list[Path], replays: int, seconds: float) -> tuple[str, float, 
         run(VerifySpec.model_validate(spec), context)
         (row,) = report.bounds
         return row["verdict"], time.process_time() - began, row["seconds"]
-
-
-def _uploaded(layout: DataLayout, content: bytes) -> str:
-    name = f"file_{hashlib.sha256(content).hexdigest()}"
-    layout.file(name).parent.mkdir(parents=True, exist_ok=True)
-    layout.file(name).write_bytes(content)
-    return name
 
 
 def main() -> None:

@@ -36,12 +36,12 @@ class Entry:
 class Embedded(nn.Module):
     """A language model from its embeddings on, as a certificate over them needs it."""
 
-    def __init__(self, model: nn.Module, field: str = "last_hidden_state", **given: Any) -> None:
+    def __init__(self, model: nn.Module, **given: Any) -> None:
         super().__init__()
-        self.model, self.field, self.given = model, field, given
+        self.model, self.given = model, given
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = getattr(self.model(inputs_embeds=x, **self.given), self.field)
+        found: Tensor = self.model(inputs_embeds=x, **self.given).last_hidden_state
         return found[:, -1]
 
 

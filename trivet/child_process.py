@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from service.jobs.host import take_over
+from service.jobs.host import take_over, wait_or_kill
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,10 @@ class ChildProcess:
 
     def end(self) -> None:
         self.process.terminate()
-        try:
-            self.process.wait(self.times.ends_within_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        wait_or_kill(self.process, self.times.ends_within_s)
 
-    def last_lines(self, count: int = 8) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+    def last_lines(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
 
 
 def lock_of(log: Path) -> Path:

@@ -235,8 +235,7 @@ class Client(FileCalls, OperatorCalls, ModuleCalls):
 
     def shares(self) -> list[ProjectShare]:
         """Return what projects have used and hold; first comes the project whose jobs are next at equal priority."""
-        answer = self._connection.json("GET", "/v1/shares")
-        return [ProjectShare.model_validate(share) for share in answer["items"]]
+        return self._connection.listed(ProjectShare, "/v1/shares")
 
     def weigh(self, project: str, weight: float) -> ProjectShare:
         """Give a project a weight (needs an admin key): one of weight 2 may use twice as much as one of weight 1."""
@@ -324,8 +323,7 @@ class Client(FileCalls, OperatorCalls, ModuleCalls):
         return found
 
     def artifacts(self, job_id: str) -> list[Artifact]:
-        answer = self._connection.json("GET", f"{_job(job_id)}/artifacts")
-        return [Artifact.model_validate(item) for item in answer["items"]]
+        return self._connection.listed(Artifact, f"{_job(job_id)}/artifacts")
 
     def download(self, job_id: str, name: str, target: str | PathLike[str]) -> int:
         """Write an artifact to ``target``: a file, which appears only when it is complete, or a device or a pipe.
@@ -337,8 +335,7 @@ class Client(FileCalls, OperatorCalls, ModuleCalls):
         """Return the deliveries of the ``notify`` in a job's spec, newest first."""
         from service.jobs.records.webhooks import WebhookDelivery  # noqa: PLC0415 - most calls do not need them
 
-        answer = self._connection.json("GET", f"{_job(job_id)}/notices")
-        return [WebhookDelivery.model_validate(item) for item in answer["items"]]
+        return self._connection.listed(WebhookDelivery, f"{_job(job_id)}/notices")
 
     def kinds(self) -> Kinds:
         """List the kinds of jobs, and what they can name: families, sources, objectives, optimizers and so on."""

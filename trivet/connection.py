@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
+from pydantic import BaseModel
 
 from service.jobs.host import socket_address
 from service.jobs.settings import LOOPBACK, Settings
@@ -22,6 +23,8 @@ CONNECT_S = 5.0
 PAGE = 1000
 """Items of one page of a list that is read as a whole."""
 
+Record = TypeVar("Record", bound=BaseModel)
+
 
 class Connection:
     """One service and one key. Safe to share between threads.
@@ -32,8 +35,8 @@ class Connection:
 
     def __init__(
         self,
-        url: str | None = None,
-        key: str | None = None,
+        url: str | None,
+        key: str | None,
         *,
         timeout_s: float = TIMEOUT_S,
         outage_s: float | None = None,
@@ -70,6 +73,10 @@ class Connection:
         except ValueError:
             raise TrivetError(f"what answers at {self.url} is not a Trivet service: its answer is not JSON") from None
 
+    def listed(self, kind: type[Record], path: str, **options: Any) -> list[Record]:
+        """Return the records of a list that comes whole."""
+        return [kind.model_validate(item) for item in self.json("GET", path, **options)["items"]]
+
     def items(self, path: str, params: Mapping[str, Any]) -> Iterator[Any]:
         """Yield every item of a list that comes in pages; a page is read when its first item is wanted."""
         cursor: str | None = None
@@ -101,14 +108,10 @@ class Connection:
             yield response
 
     @contextmanager
-    def opened(
-        self, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
-    ) -> Iterator[httpx2.Response]:
+    def opened(self, path: str, **options: Any) -> Iterator[httpx2.Response]:
         """Yield the answer like :meth:`stream`, and outlast an outage before it begins."""
         with ExitStack() as held:
-            yield self.patience.outlast(
-                lambda: held.enter_context(self.stream(path, params=params, **options)), bears_repetition=True
-            )
+            yield self.patience.outlast(lambda: held.enter_context(self.stream(path, **options)), bears_repetition=True)
 
     def _note_expiry(self, response: httpx2.Response) -> None:
         self.key_expires = response.headers.get("x-trivet-key-expires", self.key_expires)

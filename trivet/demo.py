@@ -85,7 +85,7 @@ def _seconds(job: Job) -> str:
 
 
 def _why(job: Job) -> str:
-    return "" if job.error is None else f"{job.error.type}: {job.error.message}"
+    return "" if job.error is None else str(job.error)
 
 
 def _trained(client: Client, job: Job) -> str:

@@ -11,7 +11,6 @@ import json
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any, Literal
 from packaging.requirements import Requirement
 
 from service.jobs.files import free_bytes
-from service.jobs.host import ISOLATION_PARTS, NotPrivateError, check_owned, overcommitment
+from service.jobs.host import ISOLATION_PARTS, NotPrivateError, bind_port, check_owned, overcommitment
 from service.jobs.host.embedded_broker import BrokerError, EmbeddedBroker
 from service.jobs.settings import Settings
 from service.jobs.store.client import BrokerClient, StoreUnavailable
@@ -245,15 +244,12 @@ def service(settings: Settings) -> Iterator[HostCheck]:
 
 
 def _port(settings: Settings) -> Iterator[HostCheck]:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind((settings.host, settings.port))
-        except OSError as error:
-            told = f"{settings.host}:{settings.port} cannot be bound: {error.strerror}"
-            yield HostCheck("port", "wrong", told, "end the program that holds it, or set TRIVET_PORT")
-            return
+    try:
+        bind_port(settings.host, settings.port).close()
+    except OSError as error:
+        told = f"{settings.host}:{settings.port} cannot be bound: {error.strerror}"
+        yield HostCheck("port", "wrong", told, "end the program that holds it, or set TRIVET_PORT")
+        return
     yield HostCheck("port", "ok", f"{settings.host}:{settings.port} is free")
 
 

@@ -24,10 +24,12 @@ from service.jobs.host import (
     PrivateSocket,
     ProcessLock,
     SupervisorRegistry,
+    bind_port,
     close_to_others,
     end_processes,
     holders,
     read_private,
+    url_of,
 )
 from service.jobs.host.embedded_broker import BrokerError, EmbeddedBroker, end_leftover
 from service.jobs.settings import Settings
@@ -70,9 +72,7 @@ class _ApiProcesses:
 
     @property
     def url(self) -> str:
-        host, port = self._listening.getsockname()[:2]
-        scheme = "https" if self.settings.tls_cert else "http"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return url_of(self._listening, tls=self.settings.tls_cert is not None)
 
     @staticmethod
     def logs(data: DataLayout) -> Iterator[Path]:
@@ -112,7 +112,6 @@ class _ApiProcesses:
         return said
 
     def ask_to_end(self) -> None:
-        """Ask the processes to end."""
         for process in self.processes:
             process.process.terminate()
 
@@ -135,18 +134,13 @@ def _has_bytes(reader: int, within_s: float) -> bool:
 
 def _listener(settings: Settings) -> socket.socket:
     """Bind the API's socket before anything starts; the child inherits it, so the port cannot be lost between."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((settings.host, settings.port))
+        return bind_port(settings.host, settings.port)
     except OSError as error:
-        listening.close()
         raise StartError(
             f"cannot bind {settings.host}:{settings.port} ({error.strerror}); is 'trivet up' running already? "
             f"For a second service set {ENV_PREFIX}PORT and {ENV_PREFIX}DATA"
         ) from None
-    return listening
 
 
 @dataclass

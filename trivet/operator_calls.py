@@ -30,7 +30,7 @@ class OperatorCalls:
     _connection: Connection
 
     def hosts(self) -> list[Host]:
-        return [Host.model_validate(item) for item in self._connection.json("GET", "/v1/hosts")["items"]]
+        return self._connection.listed(Host, "/v1/hosts")
 
     def drain(self, host: str) -> Host:
         return self._host(host, "drain")
@@ -46,8 +46,7 @@ class OperatorCalls:
         """Return the service's alerts, firing ones first; with ``everything``, all alerts. Needs an admin key."""
         from service.jobs.monitoring.alerts import ShownAlert  # noqa: PLC0415 - brings every condition
 
-        answer = self._connection.json("GET", "/v1/alerts", params={"all": everything})
-        return [ShownAlert.model_validate(item) for item in answer["items"]]
+        return self._connection.listed(ShownAlert, "/v1/alerts", params={"all": everything})
 
     keys: cached_property[KeysResource] = _resource("resources", "KeysResource")
     accounts: cached_property[AccountsResource] = _resource("resources", "AccountsResource")

@@ -30,11 +30,10 @@ class KeysResource:
     ) -> tuple[ApiKey, str]:
         """Create a key of a project, or an operator's; return it and its secret, which is shown only once."""
         body = {"name": name, "scopes": list(scopes), "project": project, "expires_at": _iso(expires_at)}
-        answer = self._connection.json("POST", "/v1/keys", json=body)
-        return ApiKey.model_validate(answer), answer["secret"]
+        return _with_secret(self._connection.json("POST", "/v1/keys", json=body))
 
     def list(self) -> list[ApiKey]:
-        return [ApiKey.model_validate(item) for item in self._connection.json("GET", "/v1/keys")["items"]]
+        return self._connection.listed(ApiKey, "/v1/keys")
 
     def rotate(
         self, key_id: str, *, grace_s: float | None = None, expires_at: datetime | None = None
@@ -44,11 +43,14 @@ class KeysResource:
         """
         body = {"grace_s": grace_s, "expires_at": _iso(expires_at)}
         given = {name: value for name, value in body.items() if value is not None}
-        answer = self._connection.json("POST", f"/v1/keys/{quote(key_id, safe='')}/rotate", json=given)
-        return ApiKey.model_validate(answer), answer["secret"]
+        return _with_secret(self._connection.json("POST", f"/v1/keys/{quote(key_id, safe='')}/rotate", json=given))
 
     def revoke(self, key_id: str) -> None:
         self._connection.json("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
+
+
+def _with_secret(answer: Any) -> tuple[ApiKey, str]:
+    return ApiKey.model_validate(answer), answer["secret"]
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,12 @@ class AccountsResource:
         return ServiceAccount.model_validate(self._connection.json("POST", "/v1/accounts", json=body))
 
     def list(self) -> list[ServiceAccount]:
-        return [ServiceAccount.model_validate(item) for item in self._connection.json("GET", "/v1/accounts")["items"]]
+        return self._connection.listed(ServiceAccount, "/v1/accounts")
 
     def create_key(self, name: str, *, expires_at: datetime | None = None) -> tuple[ApiKey, str]:
         """Create a key of an account; return it and its secret, which is shown only once."""
-        answer = self._connection.json("POST", f"{_account(name)}/keys", json={"expires_at": _iso(expires_at)})
-        return ApiKey.model_validate(answer), answer["secret"]
+        path = f"{_account(name)}/keys"
+        return _with_secret(self._connection.json("POST", path, json={"expires_at": _iso(expires_at)}))
 
     def disable(self, name: str) -> ServiceAccount:
         """Stop all keys of an account at once."""
@@ -133,7 +135,7 @@ class ProjectsResource:
 
     def list(self) -> list[Project]:
         """List the key's project; an operator's key lists all."""
-        return [Project.model_validate(item) for item in self.connection.json("GET", "/v1/projects")["items"]]
+        return self.connection.listed(Project, "/v1/projects")
 
     def get(self, name: str) -> ProjectDetails:
         return ProjectDetails.model_validate(self.connection.json("GET", _project(name)))

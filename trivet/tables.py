@@ -46,12 +46,10 @@ def compare(found: Iterable[ListedJob]) -> pa.Table:
 
 
 def job_rows(found: Iterable[ListedJob]) -> list[Row]:
-    """Return the rows of :func:`jobs`."""
     return [_row(job) for job in found]
 
 
 def metric_rows(series: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Row]:
-    """Return the rows of :func:`metrics`."""
     return [
         {"metric": name, "step": step, "time": time, "value": value}
         for name, points in series.items()
@@ -60,12 +58,10 @@ def metric_rows(series: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Row]:
 
 
 def bound_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Return the rows of :func:`bounds`."""
     return [{name: value for key, cell in row.items() for name, value in _flat(cell, key)} for row in rows]
 
 
 def compared_rows(found: Iterable[ListedJob]) -> list[Row]:
-    """Return the rows of :func:`compare`."""
     every = list(found)
     specs = [dict(_flat(job.spec or {}, "spec")) for job in every]
     names = dict.fromkeys(name for spec in specs for name in spec)
@@ -109,9 +105,7 @@ def _computer(job: ListedJob) -> Row:
     """Return what computed the newest attempt."""
     if not job.computed_by:
         return {}
-    by = job.computed_by[-1]
-    told = {"host": by.host, "devices": ", ".join(by.devices) or by.pool, "threads": by.threads}
-    return {f"computed_by.{name}": value for name, value in (by.versions | told).items()}
+    return {f"computed_by.{name}": value for name, value in job.computed_by[-1].facts().items()}
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:

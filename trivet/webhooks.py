@@ -68,11 +68,10 @@ class WebhooksResource:
 
     def deliveries(self, webhook_id: str, limit: int = 50) -> list[WebhookDelivery]:
         """List the newest deliveries, newest first."""
-        answer = self.connection.json("GET", f"{_path(webhook_id)}/deliveries", params={"limit": limit})
-        return [WebhookDelivery.model_validate(item) for item in answer["items"]]
+        return self.connection.listed(WebhookDelivery, f"{_path(webhook_id)}/deliveries", params={"limit": limit})
 
     def list(self) -> list[Webhook]:
-        return [Webhook.model_validate(item) for item in self.connection.json("GET", "/v1/webhooks")["items"]]
+        return self.connection.listed(Webhook, "/v1/webhooks")
 
     def secret(self, *, project: str | None = None, renew: bool = False) -> str:
         """Return the secret that signs the deliveries of ``notify`` in a project's jobs; with ``renew``,

@@ -132,6 +132,13 @@ def let_signals_be() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def empty_input() -> None:
+    """Let standard input have nothing to read."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
 def close_others(keep: Collection[int] = ()) -> None:
     """Close all descriptors but the standard ones and those to ``keep``, and forget the folder of temporary files."""
     start = 3

@@ -101,5 +101,12 @@ def _overwrite(addresses: list[str], words: Iterable[str]) -> None:
 
 
 def _prctl(option: int, value: int, name: str) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({name}) failed")
+    checked(f"prctl({name})", ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0))
+
+
+def checked(what: str, result: int) -> int:
+    """Return the result of a call of the C library. Raises :class:`OSError`, with its errno, if it is negative."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result

@@ -47,6 +47,11 @@ class _SendOutcome:
     """Whether the URL leads to a forbidden address."""
 
 
+def _failed(error: Exception) -> _SendOutcome:
+    told = f"{type(error).__name__}: {error}"[:500]
+    return _SendOutcome(None, told, is_forbidden=isinstance(error, ForbiddenTarget))
+
+
 class WebhookSender(DeliveryRounds[SenderTimes]):
     """Sends webhooks in rounds."""
 
@@ -104,10 +109,8 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
                 await answer.aclose()
         except TimeoutError:
             return _SendOutcome(None, f"no answer within {self._times.answer_s:g} s")
-        except ForbiddenTarget as error:
-            return _SendOutcome(None, f"{type(error).__name__}: {error}"[:500], is_forbidden=True)
-        except (OSError, httpx2.HTTPError) as error:
-            return _SendOutcome(None, f"{type(error).__name__}: {error}"[:500])
+        except (OSError, httpx2.HTTPError, ForbiddenTarget) as error:
+            return _failed(error)
         refusal = None if answer.is_success else f"the receiver answered {answer.status_code}; expected a 2xx"
         return _SendOutcome(answer.status_code, refusal)
 
@@ -115,8 +118,7 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
         try:
             send_mail(self._settings, due.url, due.delivery, now, self._times.answer_s)
         except (OSError, ForbiddenTarget) as error:
-            told = f"{type(error).__name__}: {error}"[:500]
-            return _SendOutcome(None, told, is_forbidden=isinstance(error, ForbiddenTarget))
+            return _failed(error)
         return _SendOutcome(None, None)
 
     def _after(

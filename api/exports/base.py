@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, BinaryIO, ClassVar, Protocol
 
 from api.exports.server import ExportFailed, ExportServer
@@ -14,7 +16,7 @@ from api.reads import history
 from api.routes.metrics import Points, collect
 from service.jobs.files import DataLayout, Folder
 from service.jobs.files.objects import RemoteFile, RemoteFolder
-from service.jobs.records import Artifact, ComputedBy, Job, NotFound
+from service.jobs.records import Artifact, Job, NotFound
 from service.jobs.store import Store
 
 _NOT_PARAMETERS = ("kind", "name", "labels", "export")
@@ -56,9 +58,9 @@ class ExportedJob:
         job = self.job
         facts = {**self.identity(), "state": job.state, "attempt": str(job.attempt)}
         for by in job.computed_by[-1:]:
-            facts |= _computer(by)
+            facts |= {f"computed_by.{name}": str(value) for name, value in by.facts().items() if value is not None}
         if job.error is not None:
-            facts["error"] = f"{job.error.type}: {job.error.message}"
+            facts["error"] = str(job.error)
         return facts
 
     @property
@@ -90,14 +92,6 @@ class ExportedJob:
                 continue
             with opened:
                 yield from _files(artifact, opened, most_bytes)
-
-
-def _computer(by: ComputedBy) -> dict[str, str]:
-    """Return what computed an attempt, by name."""
-    told = {"host": by.host, "devices": ", ".join(by.devices) or by.pool}
-    if by.threads is not None:
-        told["threads"] = str(by.threads)
-    return {f"computed_by.{name}": value for name, value in (by.versions | told).items()}
 
 
 class RunGoneError(ExportFailed):
@@ -155,6 +149,23 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{path}.{name}" if path else str(name))
     elif value is not None:
         yield path, value
+
+
+def by_step(points: Mapping[str, Points]) -> list[tuple[int, float, dict[str, float | None]]]:
+    """Return a row for each step: its number, when the last of its values was measured, and all of them."""
+    rows: dict[int, dict[str, float | None]] = defaultdict(dict)
+    times: dict[int, float] = {}
+    for name, each in points.items():
+        for step, (when, value) in each.items():
+            rows[step][name] = value
+            times[step] = max(when, times.get(step, when))
+    return [(step, times[step], rows[step]) for step in sorted(rows)]
+
+
+def portions(values: Iterator[dict[str, Any]], most: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the values of bounded requests."""
+    while portion := list(islice(values, most)):
+        yield portion
 
 
 def json_number(value: float | None) -> float | str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import islice
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from api.exports.base import ExportedJob, Exporter, RunGoneError, json_number
-from api.exports.server import Answer, ExportFailed, ExportServer
+from api.exports.base import ExportedJob, Exporter, RunGoneError, json_number, portions
+from api.exports.server import Answer, ExportFailed, ExportServer, required
 from api.routes.metrics import Points
 from service.jobs.records import Job
 
@@ -33,7 +32,7 @@ class MlflowExporter(Exporter):
     """Makes one run for each job, in the experiment ``trivet/PROJECT``: spec fields are parameters, results metrics."""
 
     def begin(self, told: ExportedJob, server: ExportServer | None) -> str:
-        tracking = _Tracking(_named(server))
+        tracking = _Tracking(required(server))
         experiment = tracking.experiment(f"trivet/{told.job.project}")
         tracking.delete_runs_of(told.job.id, experiment)
         run = tracking.create_run(told, experiment)["info"]
@@ -41,21 +40,15 @@ class MlflowExporter(Exporter):
         return json.dumps({"run": run["run_id"], "experiment": experiment, "place": run["artifact_uri"]})
 
     def send(self, told: ExportedJob, server: ExportServer | None, mark: str, points: Mapping[str, Points]) -> str:
-        _Tracking(_named(server)).log_metrics(json.loads(mark)["run"], _metrics(points))
+        _Tracking(required(server)).log_metrics(json.loads(mark)["run"], _metrics(points))
         return mark
 
     def end(self, told: ExportedJob, server: ExportServer | None, mark: str) -> str:
-        known, tracking = json.loads(mark), _Tracking(server := _named(server))
+        known, tracking = json.loads(mark), _Tracking(server := required(server))
         tracking.log_outcome(known["run"], told)
         tracking.upload(known["place"], told)
         tracking.end(known["run"], told.job)
         return f"{server.url.rstrip('/')}/#/experiments/{known['experiment']}/runs/{known['run']}"
-
-
-def _named(server: ExportServer | None) -> ExportServer:
-    if server is None:
-        raise ExportFailed("no server is named")
-    return server
 
 
 class _Tracking:
@@ -87,12 +80,12 @@ class _Tracking:
         return created
 
     def log_parameters(self, run_id: str, told: ExportedJob) -> None:
-        for params in _parts(iter(_pairs(told.parameters())), _MOST_OTHERS):
+        for params in portions(iter(_pairs(told.parameters())), _MOST_OTHERS):
             self._log(run_id, params=params)
 
     def log_metrics(self, run_id: str, metrics: Iterator[dict[str, Any]]) -> None:
         """Log metrics; the server keeps one of two that are alike in name, step, time and value."""
-        for part in _parts(metrics, _MOST_METRICS):
+        for part in portions(metrics, _MOST_METRICS):
             self._log(run_id, metrics=part)
 
     def log_outcome(self, run_id: str, told: ExportedJob) -> None:
@@ -100,14 +93,14 @@ class _Tracking:
         at = round(told.now * 1000)
         results = ((f"result.{name}", value) for name, value in told.results().items())
         self.log_metrics(run_id, (_metric(name, value, at, told.last_step) for name, value in results))
-        for tags in _parts(iter(_tags(told)), _MOST_OTHERS):
+        for tags in portions(iter(_tags(told)), _MOST_OTHERS):
             self._log(run_id, tags=tags)
 
     def _log(self, run_id: str, **what: Sequence[dict[str, Any]]) -> None:
         answer = self.server.send("POST", f"{_API}/runs/log-batch", json={"run_id": run_id, **what})
         if answer.status == 404:
             raise RunGoneError(f"the server answered {answer.shown}")
-        _check(answer)
+        answer.check()
 
     def upload(self, place: str, told: ExportedJob) -> None:
         """Upload artifacts if the server stores them itself; other stores need their own credentials."""
@@ -122,7 +115,7 @@ class _Tracking:
                 content=_chunks(content),
                 headers={"content-length": str(size), "content-type": "application/octet-stream"},
             )
-            _check(answer)
+            answer.check()
 
     def end(self, run_id: str, job: Job) -> None:
         ended = job.ended_at or job.created_at
@@ -130,9 +123,8 @@ class _Tracking:
 
     def _post(self, call: str, body: Mapping[str, Any], wanted: str | None = None, default: Any = None) -> Any:
         answer = self.server.send("POST", f"{_API}/{call}", json=body)
-        if wanted is None:
-            return _check(answer)
-        return _read(answer, wanted, default)
+        answer.check()
+        return None if wanted is None else _read(answer, wanted, default)
 
 
 def _tags(told: ExportedJob) -> list[dict[str, str]]:
@@ -161,24 +153,14 @@ def _key(name: str) -> str:
     ]
 
 
-def _parts(values: Iterator[dict[str, Any]], most: int) -> Iterator[Sequence[dict[str, Any]]]:
-    while part := list(islice(values, most)):
-        yield part
-
-
 def _chunks(content: BinaryIO) -> Iterator[bytes]:
     while chunk := content.read(_CHUNK):
         yield chunk
 
 
-def _check(answer: Answer) -> None:
-    if not answer.is_success:
-        raise ExportFailed(f"the server answered {answer.shown}")
-
-
 def _read(answer: Answer, wanted: str, default: Any = None) -> Any:
     """Return a field of an answer. Raises :class:`ExportFailed` for any answer that is not MLflow's."""
-    _check(answer)
+    answer.check()
     try:
         return json.loads(answer.body).get(wanted, default) if default is not None else json.loads(answer.body)[wanted]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

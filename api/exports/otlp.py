@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any
 
-from api.exports.base import ExportedJob, Exporter, json_number
-from api.exports.server import ExportFailed, ExportServer
+from api.exports.base import ExportedJob, Exporter, json_number, portions
+from api.exports.server import ExportServer, required
 from api.routes.metrics import Points
 
 _MOST_POINTS = 2000
@@ -40,7 +39,7 @@ def _resource(facts: Mapping[str, str]) -> dict[str, Any]:
 
 def _send_gauge(told: ExportedJob, server: ExportServer | None, name: str, points: Iterator[dict[str, Any]]) -> None:
     """Send the points of a metric, a bounded number in each request; its resource is the same from first to last."""
-    while part := list(islice(points, _MOST_POINTS)):
+    for part in portions(points, _MOST_POINTS):
         scoped = [
             {"scope": {"name": "trivet"}, "metrics": [{"name": f"trivet.job.{name}", "gauge": {"dataPoints": part}}]}
         ]
@@ -77,8 +76,4 @@ def _attributes(values: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _post(server: ExportServer | None, path: str, body: Mapping[str, Any]) -> None:
-    if server is None:
-        raise ExportFailed("no server is named")
-    answer = server.send("POST", path, json=body)
-    if not answer.is_success:
-        raise ExportFailed(f"the collector answered {answer.shown}")
+    required(server).send("POST", path, json=body).check()

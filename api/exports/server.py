@@ -22,23 +22,24 @@ EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip
 """Addresses to which the operator's own URLs may lead."""
 
 
+class ExportFailed(Exception):  # noqa: N818
+    """An export cannot be made now; the message says why."""
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int
     body: bytes
 
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status < 300
+    def check(self) -> None:
+        """Raise :class:`ExportFailed` unless the status is a success."""
+        if not 200 <= self.status < 300:
+            raise ExportFailed(f"the server answered {self.shown}")
 
     @property
     def shown(self) -> str:
         """Return the status and the beginning of the server's answer."""
         return f"{self.status} {self.body[:200].decode(errors='replace')}".strip()
-
-
-class ExportFailed(Exception):  # noqa: N818
-    """An export cannot be made now; the message says why."""
 
 
 class Limit:
@@ -113,6 +114,13 @@ class ExportServer:
         for chunk in content:
             self.limit.check()
             yield chunk
+
+
+def required(server: ExportServer | None) -> ExportServer:
+    """Return the server of a target that cannot do without one."""
+    if server is None:
+        raise ExportFailed("no server is named")
+    return server
 
 
 def connect(url: str, allowed: Sequence[Network], tokens: Mapping[str, str], limit: Limit) -> ExportServer:

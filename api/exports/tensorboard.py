@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from api.exports.base import ExportedJob, Exporter, RunGoneError
+from api.exports.base import ExportedJob, Exporter, RunGoneError, by_step
 from api.exports.server import ExportServer
 from api.routes.metrics import Points
 from service.jobs.files import atomic_draft
@@ -78,14 +77,9 @@ def _records(events: Iterable[bytes]) -> bytes:
 
 def _scalars(points: Mapping[str, Points]) -> Iterator[bytes]:
     """Yield an event for each step with all of its metrics."""
-    steps: dict[int, list[bytes]] = defaultdict(list)
-    times: dict[int, float] = {}
-    for name, each in points.items():
-        for step, (when, value) in each.items():
-            steps[step].append(_scalar(name, float("nan") if value is None else value))
-            times[step] = max(when, times.get(step, when))
-    for step in sorted(steps):
-        yield _event(times[step], step, _field(5, b"".join(steps[step])))
+    for step, when, values in by_step(points):
+        scalars = (_scalar(name, float("nan") if value is None else value) for name, value in values.items())
+        yield _event(when, step, _field(5, b"".join(scalars)))
 
 
 def _told(told: ExportedJob, name: Literal["spec", "facts"]) -> bytes:

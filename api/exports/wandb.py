@@ -13,7 +13,6 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -21,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from api.deliveries import has_wandb
-from api.exports.base import ExportedJob, Exporter, RunGoneError
+from api.exports.base import ExportedJob, Exporter, RunGoneError, by_step
 from api.exports.server import ExportFailed, ExportServer, Limit
 from api.routes.metrics import Points
 
@@ -68,12 +67,14 @@ class WandbExporter(Exporter):
         return json.dumps({"run": job.id, "by": client.name})
 
     def send(self, told: ExportedJob, server: ExportServer | None, mark: str, points: Mapping[str, Points]) -> str:
-        self._holder(told, server, mark).ask("send", _limit(server), run_id=told.job.id, rows=_rows(points))
+        self._holder(told, server, mark).ask("send", _limit(server), run_id=told.job.id, rows=by_step(points))
         return mark
 
     def end(self, told: ExportedJob, server: ExportServer | None, mark: str) -> str:
         client = self._holder(told, server, mark)
-        results = {f"result/{name.replace('.', '/')}": each for name, each in _outcome(told).items()}
+        results = {
+            f"result/{name.replace('.', '/')}": each for name, each in (told.results() | told.findings()).items()
+        }
         ended = client.ask(
             "end",
             _limit(server),
@@ -210,21 +211,6 @@ def _key(server: ExportServer) -> str:
     if server.token is None:
         raise ExportFailed(f"TRIVET_EXPORT_TOKENS has no key for {server.url}")
     return server.token
-
-
-def _rows(points: Mapping[str, Points]) -> list[tuple[int, float, dict[str, float | None]]]:
-    """Return a row for each step: its number, when the last of its values was measured, and all of them."""
-    rows: dict[int, dict[str, float | None]] = defaultdict(dict)
-    times: dict[int, float] = {}
-    for name, each in points.items():
-        for step, (when, value) in each.items():
-            rows[step][name] = value
-            times[step] = max(when, times.get(step, when))
-    return [(step, times[step], rows[step]) for step in sorted(rows)]
-
-
-def _outcome(told: ExportedJob) -> dict[str, float | str]:
-    return {**told.results(), **told.findings()}
 
 
 def _check_rows(server: ExportServer, run_id: str, ended: Mapping[str, Any]) -> None:

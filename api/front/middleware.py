@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.callers import EXPIRY_HEADER
 from api.front.errors import plain_detail
 from api.requests import respond
+from api.server import HttpMiddleware
 from service.jobs.host import ENV_PREFIX
 from service.jobs.settings import LOOPBACK, Settings
 from service.jobs.text import set_log_fields
@@ -42,18 +43,12 @@ _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECUR
 """The headers as they are sent, made once for all answers."""
 
 
-class Hardening:
+class Hardening(HttpMiddleware):
     """Adds the security headers to every answer, as the innermost middleware; a header that an answer sets itself
     stays.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})
         replaced: int | None = None
 
@@ -118,24 +113,23 @@ def is_known(host: str, names: frozenset[str]) -> bool:
     return True
 
 
-class HostNames:
+class HostNames(HttpMiddleware):
     """Refuses requests that ask for a host of another name."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
-        self._app = app
+        super().__init__(app)
         self._names = names
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            named = Headers(scope=scope).getlist("host")
-            if len(named) > 1:  # a proxy in front may have used the other one
-                await respond(400, "the request names more than one Host")(scope, receive, send)
-                return
-            host = named[0] if named else ""
-            if not is_known(host, self._names):
-                detail = f"this service is not called {host[:200]!r}; its names are set by {ENV_PREFIX}ALLOWED_HOSTS"
-                await respond(421, detail)(scope, receive, send)
-                return
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        named = Headers(scope=scope).getlist("host")
+        if len(named) > 1:  # a proxy in front may have used the other one
+            await respond(400, "the request names more than one Host")(scope, receive, send)
+            return
+        host = named[0] if named else ""
+        if not is_known(host, self._names):
+            detail = f"this service is not called {host[:200]!r}; its names are set by {ENV_PREFIX}ALLOWED_HOSTS"
+            await respond(421, detail)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
 
@@ -143,18 +137,12 @@ REQUEST_ID_HEADER = "X-Request-ID"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class RequestIds:
+class RequestIds(HttpMiddleware):
     """Names each request: by ``X-Request-ID`` from its client or a proxy, or by a new id if that is not a plain
     word of at most 64 characters. The answer, the log lines meanwhile and any problem have the name.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         name = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         set_log_fields(request_id=name)

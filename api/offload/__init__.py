@@ -2,7 +2,8 @@
 
 from api.offload.apart import Apart, NotReady
 from api.offload.check_processes import CheckUnavailable
-from api.offload.checker import Checker, CheckerSettings, disconnected, while_connected
+from api.offload.checker import Checker, CheckerSettings
+from api.offload.leaving import ClientLeftError, disconnected, while_connected
 from api.offload.turns import FairTurns
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "CheckUnavailable",
     "Checker",
     "CheckerSettings",
+    "ClientLeftError",
     "FairTurns",
     "NotReady",
     "disconnected",

@@ -20,8 +20,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx2
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from api.offload.leaving import disconnected
 from service.jobs.text import log_field
 from service.jobs.tracing import current_traceparent
 
@@ -73,7 +74,7 @@ class Apart:
         url = httpx2.URL(scheme="http", host="api", raw_path=_target(scope))
         request = client.build_request(scope["method"], url, headers=list(_headers(scope)), content=body)
         asking = asyncio.create_task(client.send(request, stream=True))
-        leaving = asyncio.create_task(_left(receive))
+        leaving = asyncio.create_task(disconnected(receive))
         try:
             # What is checked for a client ends with it. A read goes on there, and so its turn lasts here.
             await asyncio.wait(
@@ -198,10 +199,3 @@ async def _close_request(asking: asyncio.Task[httpx2.Response]) -> None:
     (answer,) = await asyncio.gather(asking, return_exceptions=True)
     if isinstance(answer, httpx2.Response):
         await answer.aclose()
-
-
-async def _left(receive: Receive) -> None:
-    """Return when the client closes its connection."""
-    message: Message = {"type": ""}
-    while message["type"] != "http.disconnect":
-        message = await receive()

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from service.jobs.host import wait_or_kill
 from service.jobs.submission.confined import LENGTH
 from service.jobs.submission.request import CheckLimits
 from service.jobs.submission.server import LARGEST_MESSAGE, CheckCommand, CheckEnding
@@ -94,11 +95,7 @@ class CheckServer:
     def stop(self, within_s: float) -> None:
         """End the server and its checks; kill it after ``within_s`` seconds. Blocks until it has ended."""
         self.control.close()
-        try:
-            self.process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        wait_or_kill(self.process, within_s)
 
 
 @dataclass

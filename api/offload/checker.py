@@ -14,11 +14,8 @@ import json
 import logging
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from fastapi import Request
 
 from api.deliveries import NamedAddresses
 from api.offload.check_processes import CheckProcess, CheckServer, CheckUnavailable
@@ -28,7 +25,6 @@ from service.jobs.settings import Settings
 from service.jobs.submission.confined import OUT_OF_MEMORY
 from service.jobs.submission.request import AnyRequest, CheckLimits, CheckRequest
 
-Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
@@ -151,29 +147,6 @@ class Checker:
         if self._kept.get(owner) is process:
             del self._kept[owner]
             process.close()
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of ``work``, which is cancelled when the client closes its connection.
-
-    The request's body must have been read.
-    """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ProblemError(400, "the client closed its connection before the answer")
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def disconnected(request: Request) -> None:
-    """Return once the client has closed its connection. The request's body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _over_limit(request: AnyRequest, process: CheckProcess, limits: CheckLimits, clock_ratio: float) -> Problem:

@@ -10,31 +10,23 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import Depends, Request
 
-from api.offload import disconnected
-from api.requests import ProblemError
+from api.offload import ClientLeftError, disconnected
 from service.jobs.events import Check
 
 Item = TypeVar("Item")
 
 
-class ReaderLeftError(ProblemError):
-    """The client closed its connection, so its answer is not made to its end."""
-
-    def __init__(self) -> None:
-        super().__init__(400, "the client closed its connection before the answer")
-
-
 async def _staying(request: Request) -> AsyncIterator[Check]:
-    """Yield a function for any thread, which raises :class:`ReaderLeftError` once the client has left."""
+    """Yield a function for any thread, which raises :class:`ClientLeftError` once the client has left."""
     left = threading.Event()
 
     async def watch() -> None:
-        await disconnected(request)
+        await disconnected(request.receive)
         left.set()
 
     def check() -> None:
         if left.is_set():
-            raise ReaderLeftError
+            raise ClientLeftError
 
     watching = asyncio.create_task(watch())
     try:
@@ -53,7 +45,7 @@ def while_staying(items: Iterable[Item]) -> Iterator[Item]:
     """Yield the items of an answer that is already being sent; end quietly once the client has left."""
     try:
         yield from items
-    except ReaderLeftError:
+    except ClientLeftError:
         return
 
 

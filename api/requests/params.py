@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Header, Query, Request
+from pydantic import AfterValidator
 
 from api.requests.problems import FieldError, echo, invalid
 from service.jobs.accounts import ProjectName
@@ -15,6 +17,14 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="most items in the answe
 PageCursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the previous page")]
 After = Annotated[str | None, Query(max_length=4000, description="only events after this id")]
 Types = Annotated[str | None, Query(max_length=200, description="event types, separated by commas; all when absent")]
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
+"""A time; one without a zone is in UTC."""
 
 IdempotencyKey = Annotated[
     str | None, Header(min_length=1, max_length=200, description="for a day, the same key and body give the same jobs")

@@ -183,7 +183,6 @@ class OpenFileResponse(FileResponse):
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file."""
         with self._file:
             await super().__call__(scope, receive, send)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from api.callers import Admin, StoreDep
-from api.requests import Limit, PageCursor, refuse
+from api.requests import Limit, Moment, PageCursor, refuse
 from service.jobs.records.audit import AuditAction, AuditEntry, AuditPage
 from service.jobs.store import AuditFilter
 
@@ -32,8 +31,8 @@ def list_audit(
     *,
     key: Admin,
     store: StoreDep,
-    since: Annotated[datetime | None, Query(description="only entries of this time or later")] = None,
-    until: Annotated[datetime | None, Query(description="only entries before this time")] = None,
+    since: Annotated[Moment | None, Query(description="only entries of this time or later")] = None,
+    until: Annotated[Moment | None, Query(description="only entries before this time")] = None,
     actor: Annotated[str | None, Query(max_length=200, description="name of a key")] = None,
     action: AuditAction | None = None,
     job: Annotated[str | None, Query(max_length=200, description="id of a job")] = None,
@@ -42,7 +41,7 @@ def list_audit(
     format: Literal["json", "jsonl"] = "json",  # noqa: A002
 ) -> Any:
     """List audit entries, newest first. A page may have fewer entries than ``limit`` although more follow."""
-    wanted = AuditFilter(since=_aware(since), until=_aware(until), actor=actor, action=action, job=job)
+    wanted = AuditFilter(since=since, until=until, actor=actor, action=action, job=job)
     if format == "jsonl":
         return StreamingResponse(store.audit.lines(wanted), media_type=_MEDIA_TYPE)
     return store.audit.page(wanted, limit=limit, before=_number(cursor))
@@ -54,8 +53,3 @@ def _number(cursor: str | None) -> int | None:
     if not (cursor.isascii() and cursor.isdigit() and 0 < int(cursor) < 1 << 63):
         raise refuse("cursor", "this is not a cursor of this list", cursor, "`next_cursor` of the previous page")
     return int(cursor)
-
-
-def _aware(moment: datetime | None) -> datetime | None:
-    """Return a time without a zone as one in UTC."""
-    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
 from api.callers import StoreDep, Submitter, audit, why_unchangeable
-from api.requests import FieldError, PageCursor, StrictRoute, invalid
+from api.requests import FieldError, Moment, PageCursor, StrictRoute, invalid
 from api.routes.jobs import Filter
 from service.jobs.records import ApiKey, Conflict, ListedJob, NotFound
 from service.jobs.spec.common import TERMINAL
@@ -44,7 +43,7 @@ def delete_jobs(
     store: StoreDep,
     wanted: Filter,
     state: Annotated[list[EndState] | None, Query(description="jobs that ended in any of these states")] = None,
-    ended_before: Annotated[datetime | None, Query(description="jobs that ended before this time")] = None,
+    ended_before: Annotated[Moment | None, Query(description="jobs that ended before this time")] = None,
     dry_run: Annotated[bool, Query(description="only say which jobs would be deleted, and which would stay")] = False,
     limit: Annotated[int, Query(ge=1, le=100, description="most jobs that one call looks at")] = 100,
     cursor: PageCursor = None,
@@ -61,7 +60,7 @@ def delete_jobs(
     gone: list[str] = []
     kept: list[KeptJob] = []
     for job in page.items:
-        if ended_before is not None and not _ended_before(job, ended_before):
+        if ended_before is not None and (job.ended_at is None or job.ended_at >= ended_before):
             continue
         if (why := _refusal(store, key, job, dry_run=dry_run)) is not None:
             kept.append(KeptJob(job=job.id, why=why))
@@ -70,11 +69,6 @@ def delete_jobs(
         if not dry_run:
             audit(request, "job.delete", job=job.id, owner=job.owner, name=job.name)
     return DeletedJobs(jobs=gone, kept=kept, next_cursor=page.next_cursor)
-
-
-def _ended_before(job: ListedJob, moment: datetime) -> bool:
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return job.ended_at is not None and job.ended_at < aware
 
 
 def _refusal(store: Store, key: ApiKey, job: ListedJob, *, dry_run: bool) -> str | None:

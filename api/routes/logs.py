@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -18,7 +17,7 @@ from api.callers import HubDep, ReadableJob, Reader, SettingsDep, StoreDep
 from api.reads import Staying, history, while_staying, within
 from api.requests import After, resume_point, stream_id, wants_stream
 from api.streams import Cursor, sse
-from service.jobs.events import Level, is_at_least
+from service.jobs.events import Level, LineFilter
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
 
@@ -90,7 +89,7 @@ async def get_job_logs(
         point = resume_point(request, after)
         cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
         return sse.respond(hub, key, cursor, {job.id: job.state}, types=_LOGS, single=True)
-    wanted = _Wanted(rank, stream, None if q is None else q.casefold(), level)
+    wanted = LineFilter(rank, stream, None if q is None else q.casefold(), level)
     start = stream_id("after", after)
     if start != BEGINNING:
         lines = await run_in_threadpool(_last, _since(store, job.id, start), wanted, tail)
@@ -113,24 +112,6 @@ def _together(lines: Iterable[str]) -> Iterator[str]:
         yield piece
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Selects the requested lines. ``text`` is case-folded."""
-
-    rank: int | None
-    stream: str | None
-    text: str | None
-    level: Level | None
-
-    def __call__(self, event: Mapping[str, Any]) -> bool:
-        return (
-            (self.rank is None or event["rank"] == self.rank)
-            and (self.stream is None or event["stream"] == self.stream)
-            and (self.text is None or self.text in event["line"].casefold())
-            and (self.level is None or is_at_least(self.level, event["line"]))
-        )
-
-
 def _leave_out_live(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Leave out events that only tell followers about lines that they did not get."""
     return (event for event in events if not event.get("live"))
@@ -140,13 +121,13 @@ def _as_line(event: dict[str, Any]) -> LogLine:
     return LogLine.model_validate({**event, "id": None})
 
 
-def _newest(newest_first: Iterable[dict[str, Any]], wanted: _Wanted, count: int) -> list[LogLine]:
+def _newest(newest_first: Iterable[dict[str, Any]], wanted: LineFilter, count: int) -> list[LogLine]:
     """Return the last requested lines without reading those before them."""
     found = within(filter(wanted, _leave_out_live(newest_first)), _TAIL_BYTES)
     return [_as_line(event) for event in islice(found, count)][::-1]
 
 
-def _last(events: Iterator[dict[str, Any]], wanted: _Wanted, count: int | None) -> Iterable[LogLine]:
+def _last(events: Iterator[dict[str, Any]], wanted: LineFilter, count: int | None) -> Iterable[LogLine]:
     found = map(LogLine.model_validate, filter(wanted, events))
     return found if count is None else deque(found, maxlen=count)
 

@@ -211,7 +211,6 @@ def _thin_in_place(points: Points, max_points: int) -> None:
 
 
 def _choose_steps(points: Points, max_points: int) -> list[int]:
-    """Return the steps to show."""
     steps = sorted(points)
     return [steps[index] for index in downsample([points[step][1] for step in steps], max_points)]
 

@@ -77,15 +77,14 @@ def begin_session(request: Request, response: Response, store: Store, found: Api
     made = store.sessions.begin(found)
     remember_caller(request, found, store.sessions.credential(found, made.cookie))
     audit(request, "session.begin")
-    response.set_cookie(
-        cookie_name(request),
-        made.cookie,
-        max_age=round(store.sessions.longest_s),
-        httponly=True,
-        samesite="strict",
-        secure=request.url.scheme == "https",
-    )
+    set_cookie(request, response, cookie_name(request), made.cookie, round(store.sessions.longest_s))
     return SignedIn(session=made.page)
+
+
+def set_cookie(request: Request, response: Response, name: str, value: str, max_age_s: int) -> None:
+    """Set a cookie that neither scripts nor other sites may use."""
+    secure = request.url.scheme == "https"
+    response.set_cookie(name, value, max_age=max_age_s, httponly=True, samesite="strict", secure=secure)
 
 
 @router.post("/logout")

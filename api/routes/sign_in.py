@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from api.callers import ContextDep, audit, flow_cookie_name, refuse_cross_site, remember_caller
 from api.requests import ProblemError
-from api.routes.session import SignedIn, begin_session, sign_in_refused
+from api.routes.session import SignedIn, begin_session, set_cookie, sign_in_refused
 from api.sign_in.provider import AuthorizationRequest, CodeRefused, InvalidToken, OpenIdProvider, ProviderUnavailable
 from service.jobs.accounts import NotAdmitted, Person, parse_rules, person_of
 from service.jobs.records import Conflict, NotFound
@@ -39,14 +39,7 @@ def begin_sign_in(request: Request, response: Response, context: ContextDep) -> 
         url = provider.authorization_url(_authorization(request, flow))
     except ProviderUnavailable as error:
         raise ProblemError(502, f"the sign-in provider cannot be used: {error}") from None
-    response.set_cookie(
-        flow_cookie_name(request),
-        flow.browser,
-        max_age=FLOW_S,
-        httponly=True,
-        samesite="strict",
-        secure=request.url.scheme == "https",
-    )
+    set_cookie(request, response, flow_cookie_name(request), flow.browser, FLOW_S)
     return SentAway(url=url)
 
 

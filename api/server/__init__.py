@@ -3,6 +3,6 @@
 ``serving``, which needs the server's package, is imported by its own name.
 """
 
-from api.server.monitoring import V1, Monitor, RequestTimes, Traces
+from api.server.monitoring import V1, HttpMiddleware, Monitor, RequestTimes, Traces
 
-__all__ = ["V1", "Monitor", "RequestTimes", "Traces"]
+__all__ = ["V1", "HttpMiddleware", "Monitor", "RequestTimes", "Traces"]

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,17 +100,27 @@ class Monitor:
                 self.store.samples.record(Moment(self.store.gauges.now_s(), self.numbers()))
 
 
-class RequestTimes:
+class HttpMiddleware(ABC):
+    """Handles HTTP requests; what else a server tells an application is passed on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return (self._handle if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    @abstractmethod
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class RequestTimes(HttpMiddleware):
     """Measures the time of each request until its response begins, by route; a stream may last for hours."""
 
     def __init__(self, app: ASGIApp, meter: Meter) -> None:
-        self._app = app
+        super().__init__(app)
         self._meter = meter
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.monotonic()
 
         async def send_timed(message: Message) -> None:
@@ -135,17 +146,17 @@ def _route_of(scope: Mapping[str, Any]) -> str:
     return f"{V1}{template}" if below else str(template)
 
 
-class Traces:
+class Traces(HttpMiddleware):
     """Makes a span of each request below ``/v1``, without the contents of streams, as a child of the client's
     ``traceparent``.
     """
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
-        self._app = app
+        super().__init__(app)
         self._tracing = tracing
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(f"{V1}/"):
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith(f"{V1}/"):
             await self._app(scope, receive, send)
             return
         given = valid_traceparent(Headers(scope=scope).get("traceparent", ""))

@@ -102,11 +102,11 @@ class Experts(nn.Module):
 
 
 class Language(nn.Module):
-    def __init__(self, way: str = "fused", tied: bool = False, recomputed: bool = False, dropout: float = 0.0) -> None:
+    def __init__(self, tied: bool = False, recomputed: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, D), nn.Parameter(0.02 * torch.randn(LENGTH, D))
         self.blocks = nn.ModuleList(
-            Residual(Chain(nn.LayerNorm(D), Attention(way)), Chain(Rms(), Gated(), nn.Dropout(dropout)))
+            Residual(Chain(nn.LayerNorm(D), Attention("fused")), Chain(Rms(), Gated(), nn.Dropout(dropout)))
             for _ in range(2)
         )
         self.recomputed, self.head = recomputed, nn.Linear(D, WORDS, bias=False)

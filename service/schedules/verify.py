@@ -204,17 +204,18 @@ def _check_progress(schedule: Schedule) -> None:
 
 def _waits_for(instruction: Instruction, done: set[Instruction]) -> Instruction | None:
     """Return the instructions of other ranks that must come first."""
-    if instruction.op in SENDS:
-        awaited = peer(instruction)
-    elif instruction.op is Op.FORWARD or instruction.op in BACKWARDS:
-        receive = Op.RECV_ACTIVATION if instruction.op is Op.FORWARD else Op.RECV_GRADIENT
-        posted = Instruction(receive, instruction.stage, instruction.micro_batch)
-        if posted not in done:
-            return None
-        awaited = peer(posted)
-    else:
+    message = instruction if instruction.op in SENDS else _receive_of(instruction)
+    if message is None or (message is not instruction and message not in done):
         return None
-    return None if awaited in done else awaited
+    return None if (awaited := peer(message)) in done else awaited
+
+
+def _receive_of(compute: Instruction) -> Instruction | None:
+    """Return what brings a computation its input, if that comes from another stage."""
+    if compute.op is not Op.FORWARD and compute.op not in BACKWARDS:
+        return None
+    receive = Op.RECV_ACTIVATION if compute.op is Op.FORWARD else Op.RECV_GRADIENT
+    return Instruction(receive, compute.stage, compute.micro_batch)
 
 
 def _peaks(schedule: Schedule, instructions: tuple[Instruction, ...]) -> tuple[int, int, int]:
@@ -236,9 +237,7 @@ def _peaks(schedule: Schedule, instructions: tuple[Instruction, ...]) -> tuple[i
             posted.add(instruction)
         kept += schedule.trains and instruction.op is Op.FORWARD
         peaks = (max(peaks[0], kept), max(peaks[1], waiting), max(peaks[2], buffers))
-        if instruction.op is Op.FORWARD or instruction.op in BACKWARDS:
-            receive = Op.RECV_ACTIVATION if instruction.op is Op.FORWARD else Op.RECV_GRADIENT
-            waiting -= Instruction(receive, *place) in posted
+        waiting -= _receive_of(instruction) in posted
         if instruction.op is ends:
             kept -= schedule.trains
             buffers -= held.pop(place, 0)

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx2
+import pytest
 import redis as redis_py
 from api_world import Keys, Worker, bearer, serving
 from pydantic import SecretStr
@@ -73,6 +74,13 @@ class World:
 
     def exported(self, job: str, target: str) -> str:
         return str(eventually(lambda: next((x for x in self.lines(job) if x.startswith(f"exported to {target}")), "")))
+
+
+@pytest.fixture
+def world(service: Service, redis: redis_py.Redis) -> Iterator[World]:
+    found = World(*service)
+    with found.client:
+        yield found
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import pytest
 import redis as redis_py
 from api_world import TRAIN, VERIFY
 from export_receiver import ExportReceiver, export_receiver
-from export_world import LOSSES, REPORT, RESULT, Service, World, exporting, look
+from export_world import LOSSES, REPORT, RESULT, Service, World, exporting, look, world
 from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -42,7 +42,7 @@ def receiver() -> Iterator[ExportReceiver]:
         yield receiving
 
 
-__all__ = ["own_broker"]  # any service of a broker may make an export that is due
+__all__ = ["own_broker", "world"]  # any service of a broker may make an export that is due
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,6 @@ def service(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     tokens = f"http://127.0.0.1:{PORT}={TOKEN}, https://example.org=other"
     with exporting(broker, tmp_path_factory.mktemp("exports"), tokens) as serving:
         yield serving
-
-
-@pytest.fixture
-def world(service: Service, redis: redis_py.Redis) -> Iterator[World]:
-    found = World(*service)
-    with found.client:
-        yield found
 
 
 def test_mlflow_gets_a_run_with_all_of_a_job(world: World, receiver: ExportReceiver) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from api.offload import ClientLeftError
 from api.reads import while_staying, within
-from api.reads.readers import ReaderLeftError, _staying
+from api.reads.readers import _staying
 from api.routes.tree import _FirstRows
 from api.streams import Cursor
 from api.streams.frames import Form, Frame, Round
@@ -30,7 +31,7 @@ def test_a_reader_that_leaves_ends_the_reading_of_a_long_record(tmp_path: Path) 
             nonlocal looks
             looks += 1
             if looks > 1:
-                raise ReaderLeftError
+                raise ClientLeftError
 
         assert 0 < len(list(while_staying(read(check)))) < 2_500
 
@@ -45,7 +46,7 @@ def test_a_closed_connection_is_seen_in_any_thread() -> None:
         await messages.put({"type": "http.disconnect"})
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        with pytest.raises(ReaderLeftError):
+        with pytest.raises(ClientLeftError):
             await asyncio.to_thread(check)
         await staying.aclose()
 

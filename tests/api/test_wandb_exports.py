@@ -16,7 +16,7 @@ import psutil
 import pytest
 import redis as redis_py
 from api_world import TRAIN
-from export_world import LOSSES, RESULT, Service, World, exporting, look
+from export_world import LOSSES, RESULT, Service, World, exporting, look, world
 from own_broker import own_broker
 from ports import free_port
 from pydantic import SecretStr, ValidationError
@@ -32,7 +32,7 @@ from service.jobs.store.keyspace import EXPORT_SEAT, EXPORTS_DUE
 needs_wandb = pytest.mark.skipif(not addresses.has_wandb(), reason="no W&B: pip install 'trivet[wandb]'")
 KEY = "a-key-of-the-operator-that-has-forty-letters"
 PORT = free_port()
-__all__ = ["own_broker"]  # any service of a broker may make an export that is due
+__all__ = ["own_broker", "world"]  # any service of a broker may make an export that is due
 
 
 @pytest.fixture
@@ -45,13 +45,6 @@ def receiver() -> Iterator[WandbReceiver]:
 def service(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with exporting(broker, tmp_path_factory.mktemp("wandb"), f"http://127.0.0.1:{PORT}={KEY}") as serving:
         yield serving
-
-
-@pytest.fixture
-def world(service: Service, redis: redis_py.Redis) -> Iterator[World]:
-    found = World(*service)
-    with found.client:
-        yield found
 
 
 def clients() -> list[psutil.Process]:

@@ -16,6 +16,7 @@ from cli_world import TRAIN, Worker, serving
 
 from api.streams import HubSettings
 from service.jobs.events import STREAM_PING_S
+from service.jobs.records import AttemptRef
 from service.jobs.settings import Settings
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store
@@ -90,11 +91,15 @@ def test_a_lost_answer_to_a_submission_is_asked_for_again_and_gives_one_job(
     assert [found.id for found in store.jobs.list().items] == [job.id]
 
 
+@pytest.fixture
+def ref(store: Store, worker: Worker) -> AttemptRef:
+    """An attempt that the worker has begun."""
+    return worker.start(store.jobs.submit(_spec(), "admin")[0].id)
+
+
 def test_following_over_broken_connections_sees_every_event_once(
-    url: str, secret: str, store: Store, worker: Worker
+    url: str, secret: str, ref: AttemptRef, worker: Worker
 ) -> None:
-    job = store.jobs.submit(_spec(), "admin")[0]
-    ref = worker.start(job.id)
     worker.emit(ref, [{"type": "metric", "step": step, "values": {"loss": 0.5}} for step in range(300)])
     worker.end(ref)
     cuts: set[int] = set()
@@ -106,7 +111,7 @@ def test_following_over_broken_connections_sees_every_event_once(
         return False
 
     with proxy(url, cut) as lossy, Client(lossy, secret) as client:
-        events = list(client.follow(job.id))
+        events = list(client.follow(ref.job_id))
     assert [event["step"] for event in events if event["type"] == "metric"] == list(range(300))
     assert [event["state"] for event in events if event["type"] == "state"] == [
         "queued", "starting", "running", "succeeded",
@@ -116,14 +121,12 @@ def test_following_over_broken_connections_sees_every_event_once(
 
 @pytest.mark.slow
 def test_following_over_a_restarted_service_goes_on(
-    cli_settings: Settings, secret: str, store: Store, worker: Worker
+    cli_settings: Settings, secret: str, store: Store, ref: AttemptRef, worker: Worker
 ) -> None:
-    job = store.jobs.submit(_spec(), "admin")[0]
-    ref = worker.start(job.id)
     with serving(cli_settings, store) as first:
         port = int(first.rpartition(":")[2])
         client = Client(first, secret)
-        events = client.follow(job.id)
+        events = client.follow(ref.job_id)
         assert [next(events)["type"] for _ in range(3)] == ["state"] * 3
     with serving(cli_settings, store, port):
         worker.emit(ref, [{"type": "metric", "step": 1, "values": {"loss": 0.5}}])
@@ -134,10 +137,8 @@ def test_following_over_a_restarted_service_goes_on(
 
 @pytest.mark.slow
 def test_a_service_that_said_goodbye_may_stay_away_for_a_while(
-    cli_settings: Settings, secret: str, store: Store, worker: Worker
+    cli_settings: Settings, secret: str, store: Store, ref: AttemptRef, worker: Worker
 ) -> None:
-    job = store.jobs.submit(_spec(), "admin")[0]
-    ref = worker.start(job.id)
     pauses: list[float] = []
     with ExitStack() as again:
 
@@ -150,7 +151,7 @@ def test_a_service_that_said_goodbye_may_stay_away_for_a_while(
         with serving(cli_settings, store) as first:
             port = int(first.rpartition(":")[2])
             connection = Connection(first, secret)
-            events = follow(connection, f"/v1/jobs/{job.id}/events", {}, sleep=pause)
+            events = follow(connection, f"/v1/jobs/{ref.job_id}/events", {}, sleep=pause)
             assert [next(events)["type"] for _ in range(3)] == ["state"] * 3
         assert [event["type"] for event in events] == ["state"]
         connection.close()

@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.jobs.accounts import DEFAULT_PROJECT, ROLES, SCOPES
-from trivet.cli.context import JsonFlag, add_commands, client, future, out, print_json, print_list, refuse
-from trivet.cli.fleet import ExpiresOption, print_secret
+from service.jobs.accounts import DEFAULT_PROJECT, ROLES
+from trivet.cli.context import JsonFlag, add_group, client, future, out, print_json, print_list, print_secret
+from trivet.cli.fleet import ExpiresOption, scopes_of
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
     from service.jobs.records import ServiceAccount
 
-accounts_app = typer.Typer(help="Service accounts (needs an admin key).", no_args_is_help=True)
-
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="name of the account, which owns its jobs")]
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(accounts_app, create, key, disable, enable, delete, list=list_accounts)
-    app.add_typer(accounts_app, name="accounts")
+    about = "Service accounts (needs an admin key)."
+    add_group(app, "accounts", about, create, key, disable, enable, delete, list=list_accounts)
 
 
 def create(
@@ -31,10 +29,9 @@ def create(
     as_json: JsonFlag = False,
 ) -> None:
     """Create a service account, which has no keys yet."""
-    if role not in ROLES:
-        refuse(f"--role {role} is not known; there are {', '.join(ROLES)}")
+    scopes = scopes_of(role)
     with client() as service:
-        account = service.accounts.create(name, [SCOPES[ROLES.index(role)]], project)
+        account = service.accounts.create(name, scopes, project)
     if as_json:
         print_json(account)
     else:

@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 
 from service.jobs.records.audit import AuditAction, AuditEntry, AuditHead, BrokenChain, VerifiedChain, verify_chain
-from trivet.cli.context import JsonFlag, add_commands, client, err, fails_well, out, past, print_json, refuse, table
+from trivet.cli.context import JsonFlag, add_group, client, err, out, past, print_json, refuse, table
 from trivet.cli.exit_codes import ExitCode
-
-audit_app = typer.Typer(help="The audit log (needs an admin key).", invoke_without_command=True)
 
 _HEAD = re.compile(r"(\d+):([0-9a-f]{64})")
 
@@ -24,9 +22,7 @@ JobOption = Annotated[str | None, typer.Option(help="id of a job")]
 
 
 def register(app: typer.Typer) -> None:
-    audit_app.callback()(fails_well(audit))
-    add_commands(audit_app, export, verify)
-    app.add_typer(audit_app, name="audit")
+    add_group(app, "audit", "The audit log (needs an admin key).", export, verify, first=audit)
 
 
 def audit(

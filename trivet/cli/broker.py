@@ -10,14 +10,11 @@ from typing import Annotated
 
 import typer
 
-from trivet.cli.context import add_commands, out, refuse
-
-broker_app = typer.Typer(help="The broker of a deployment.", no_args_is_help=True)
+from trivet.cli.context import add_group, out, refuse
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(broker_app, acl=access_list, invite=invite)
-    app.add_typer(broker_app, name="broker")
+    add_group(app, "broker", "The broker of a deployment.", acl=access_list, invite=invite)
 
 
 def access_list(

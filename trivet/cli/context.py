@@ -132,6 +132,24 @@ def add_commands(app: typer.Typer, *commands: Callable[..., None], **named: Call
         app.command(name)(fails_well(command))
 
 
+def add_group(
+    app: typer.Typer,
+    name: str,
+    about: str,
+    /,
+    *commands: Callable[..., None],
+    first: Callable[..., None] | None = None,
+    **named: Callable[..., None],
+) -> typer.Typer:
+    """Add a group of commands and return it; ``first`` is called before any of them, and alone where none is named."""
+    group = typer.Typer(help=about, no_args_is_help=first is None, invoke_without_command=first is not None)
+    if first is not None:
+        group.callback()(fails_well(first))
+    add_commands(group, *commands, **named)
+    app.add_typer(group, name=name)
+    return group
+
+
 def version_here() -> str | None:
     """Return the installed version; ``None`` if the sources run without one."""
     try:
@@ -165,6 +183,14 @@ def each_of(job_ids: Sequence[str], act: Callable[[str], T]) -> tuple[list[T], i
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     out.write_json(plain(value))
+
+
+def print_secret(record: BaseModel | None, secret: str, as_json: bool) -> None:
+    """Print a secret; as JSON, with the record that it belongs to."""
+    if as_json:
+        print_json((record.model_dump(mode="json") if record else {}) | {"secret": secret})
+    else:
+        out.write_line(secret)
 
 
 def print_csv(rows: Sequence[dict[str, Any]]) -> None:

@@ -13,13 +13,14 @@ from service.jobs.spec.common import LOCAL
 from trivet.cli.context import (
     JsonFlag,
     add_commands,
+    add_group,
     client,
     duration,
-    fails_well,
     future,
     out,
     print_json,
     print_list,
+    print_secret,
     refuse,
 )
 from trivet.cli.exit_codes import ExitCode
@@ -29,20 +30,16 @@ if TYPE_CHECKING:
     from service.jobs.monitoring.alerts import ShownAlert
     from service.jobs.records import ApiKey, Host
 
-keys_app = typer.Typer(help="API keys (needs an admin key).", no_args_is_help=True)
 ExpiresOption = Annotated[
     str | None, typer.Option(help="when it stops working: a length of time such as 90d, or a time; else never")
 ]
-hosts_app = typer.Typer(help="Worker hosts.", invoke_without_command=True)
 
 
 def register(app: typer.Typer) -> None:
-    hosts_app.callback()(fails_well(hosts))
-    add_commands(hosts_app, drain, resume)
-    add_commands(keys_app, create=create_key, list=list_keys, rotate=rotate_key, revoke=revoke_key)
     add_commands(app, alerts, settings)
-    app.add_typer(hosts_app, name="hosts")
-    app.add_typer(keys_app, name="keys")
+    add_group(app, "hosts", "Worker hosts.", drain, resume, first=hosts)
+    about = "API keys (needs an admin key)."
+    add_group(app, "keys", about, create=create_key, list=list_keys, rotate=rotate_key, revoke=revoke_key)
 
 
 def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
@@ -135,20 +132,17 @@ def rotate_key(
         print_secret(*made, as_json)
 
 
-def print_secret(key: ApiKey, secret: str, as_json: bool) -> None:
-    """Print a new key's secret; as JSON, with the key."""
-    if as_json:
-        print_json(key.model_dump(mode="json") | {"secret": secret})
-    else:
-        out.write_line(secret)
-
-
 def _scopes(scopes: list[str] | None, project: str | None, role: str | None) -> list[Scope]:
     """Return the given scopes, or the scope of the role."""
     if role is None:
         return cast(list[Scope], scopes or ["submit"])
     if scopes or project is None:
         refuse("--role needs --project and excludes --scope")
+    return scopes_of(role)
+
+
+def scopes_of(role: str) -> list[Scope]:
+    """Return the scopes of a role; refuse an unknown one."""
     if role not in ROLES:
         refuse(f"--role {role} is not known; there are {', '.join(ROLES)}")
     return [SCOPES[ROLES.index(role)]]

@@ -27,7 +27,7 @@ from trivet.cli.context import (
     print_json,
     table,
 )
-from trivet.cli.sweeps import show_jobs
+from trivet.cli.sweeps import show_jobs, shown
 
 if TYPE_CHECKING:
     from service.jobs.records import Job, JobPhase, ListedJob
@@ -119,19 +119,15 @@ def compare(job_ids: JobArguments, as_json: JsonFlag = False, as_csv: CsvFlag = 
         print_csv(rows)
     else:
         names = tables.columns(rows)
-        shown = table(*names)
+        values = table(*names)
         for row in rows:
-            shown.add_row(*(_shown(row.get(name)) for name in names))
-        out.print(shown)
+            values.add_row(*("" if row.get(name) is None else shown(row[name]) for name in names))
+        out.print(values)
 
 
 def _jobs_behind(service: Client, job: Job) -> list[ListedJob]:
     """Return a sweep's jobs with their specs, in the order of its values; else the job."""
     return [job] if job.children is None else list(service.jobs(sweep=job.id, include="spec"))[::-1]
-
-
-def _shown(value: object) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _show_facts(job: Job) -> None:
@@ -152,7 +148,7 @@ def _show_facts(job: Job) -> None:
         "torch": "" if job.torch is None else job.torch.version + ", which was not tried" * (not job.torch.tried),
         "computed": "\n".join(f"attempt {each.attempt}: {each}" for each in job.computed_by),
         "placed": "; ".join(f"{share.host} {share.pool} {list(share.devices)}" for share in job.placement),
-        "error": "" if job.error is None else f"{job.error.type}: {job.error.message}",
+        "error": str(job.error or ""),
     }
     for name, value in facts.items():
         if value:
@@ -190,7 +186,6 @@ def _show_notices(service: Client, job: Job) -> None:
 
 
 def _notice_subject(delivery: WebhookDelivery) -> str:
-    """Return the subject of a delivery."""
     metric = delivery.event.data.metric
     if metric is None:
         return delivery.event.data.state
@@ -247,8 +242,7 @@ def _state(job: ListedJob) -> Text:
 
 def _why(job: ListedJob) -> str:
     """Return the first line of why a job waits or failed."""
-    told = job.reason or "" if job.error is None else f"{job.error.type}: {job.error.message}"
-    return told.partition("\n")[0]
+    return str(job.error or job.reason or "").partition("\n")[0]
 
 
 def _progress(job: ListedJob) -> str:

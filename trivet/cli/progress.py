@@ -61,7 +61,6 @@ class _JobView:
     left_s: float | None = None
 
     def see(self, event: dict[str, Any]) -> None:
-        """Take one event."""
         handler = _HANDLERS.get(event["type"])
         if handler is not None:
             handler(self, event)

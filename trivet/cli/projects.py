@@ -7,21 +7,30 @@ from typing import Annotated, Any
 import typer
 
 from service.jobs.accounts import ROLES, Project, ProjectDetails, Quotas
-from trivet.cli.context import JobArgument, JsonFlag, add_commands, client, out, print_json, print_list, refuse, table
+from trivet.cli.context import (
+    JobArgument,
+    JsonFlag,
+    add_commands,
+    add_group,
+    client,
+    out,
+    print_json,
+    print_list,
+    refuse,
+    table,
+)
 from trivet.cli.jobs import age
-
-projects_app = typer.Typer(help="Projects and their members.", no_args_is_help=True)
-members_app = typer.Typer(help="Who may do what in a project.", no_args_is_help=True)
 
 _Name = Annotated[str, typer.Argument(metavar="PROJECT")]
 _Member = Annotated[str, typer.Argument(metavar="NAME", help="the name of the member's keys")]
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(projects_app, list=list_projects, create=create, show=show, set=change, delete=delete)
-    add_commands(members_app, set=set_member, remove=remove_member)
-    projects_app.add_typer(members_app, name="members")
-    app.add_typer(projects_app, name="projects")
+    about = "Projects and their members."
+    projects = add_group(
+        app, "projects", about, list=list_projects, create=create, show=show, set=change, delete=delete
+    )
+    add_group(projects, "members", "Who may do what in a project.", set=set_member, remove=remove_member)
     add_commands(app, share)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trivet.cli.context import JsonFlag, add_commands, client, fails_well, out, print_json, print_list, table
+from trivet.cli.context import JsonFlag, add_commands, add_group, client, out, print_json, print_list, table
 
 if TYPE_CHECKING:
     from service.jobs.records import ProjectShare, QueueLine, StartEstimate
@@ -19,14 +19,9 @@ _BASES = {
 }
 
 
-shares_app = typer.Typer(help="Shares of projects.", invoke_without_command=True)
-
-
 def register(app: typer.Typer) -> None:
     add_commands(app, queue)
-    shares_app.callback()(fails_well(shares))
-    add_commands(shares_app, weigh)
-    app.add_typer(shares_app, name="shares")
+    add_group(app, "shares", "Shares of projects.", weigh, first=shares)
 
 
 def queue(

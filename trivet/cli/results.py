@@ -6,14 +6,14 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.table import Table
 
-from service.jobs.events import Level, is_at_least
+from service.jobs.events import Level, LineFilter
 from service.jobs.spec.common import TERMINAL
 from service.jobs.text import documents
 from trivet import tables
@@ -68,7 +68,8 @@ def logs(
         if follow:
             if attempt is not None or tail is not None:
                 refuse("--follow shows the job from its beginning and excludes --attempt and --tail")
-            _follow_logs(service, job_id, lambda event: _passes(event, rank, chosen, grep, level), as_json)
+            wanted = LineFilter(rank, stream, None if grep is None else grep.casefold(), level)
+            _follow_logs(service, job_id, wanted, as_json)
             return
         found = service.logs(
             job_id, rank=rank, stream=chosen, attempt=attempt, q=grep, level=level, tail=tail, jsonl=as_json
@@ -80,18 +81,7 @@ def logs(
                 out.write_line(_COLOURS.sub("", line))
 
 
-def _passes(
-    event: Mapping[str, Any], rank: int | None, stream: str | None, text: str | None, level: Level | None
-) -> bool:
-    return (
-        (rank is None or event["rank"] == rank)
-        and (stream is None or event["stream"] == stream)
-        and (text is None or text.casefold() in event["line"].casefold())
-        and (level is None or is_at_least(level, event["line"]))
-    )
-
-
-def _follow_logs(service: Client, job_id: str, wanted: Callable[[Mapping[str, Any]], bool], as_json: bool) -> None:
+def _follow_logs(service: Client, job_id: str, wanted: LineFilter, as_json: bool) -> None:
     for event in service.follow(job_id, types=["log"]):
         if event["type"] != "log" or not wanted(event):
             continue
@@ -284,11 +274,12 @@ def _file_name(service: Client, job_id: str, name: str) -> str:
 
 
 _BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 24
 
 
-def _sparkline(values: list[float], width: int = 24) -> str:
+def _sparkline(values: list[float]) -> str:
     """Draw a curve in a line of text."""
-    chosen = [values[index * len(values) // width] for index in range(width)] if len(values) > width else values
+    chosen = [values[index * len(values) // _WIDTH] for index in range(_WIDTH)] if len(values) > _WIDTH else values
     low, span = min(chosen), max(chosen) - min(chosen)
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in chosen)
 

@@ -156,16 +156,12 @@ def _mapping(source: str, spec: Any) -> dict[str, Any]:
 
 def _enter(target: Any, name: str, path: str) -> Any:
     if isinstance(target, dict):
-        return _fresh(target, name) if target.get(name) is None else target[name]
+        if target.get(name) is None:
+            target[name] = {}
+        return target[name]
     if isinstance(target, list):
         return target[_index(target, name, path)]
-    raise _SpecError(f"--set {path}: there is {_kind(target)} before '{name}', and that has no parts")
-
-
-def _fresh(target: dict[str, Any], name: str) -> dict[str, Any]:
-    target[name] = {}
-    made: dict[str, Any] = target[name]
-    return made
+    raise _no_parts(target, name, path)
 
 
 def _assign(target: Any, name: str, value: Any, path: str) -> None:
@@ -174,7 +170,11 @@ def _assign(target: Any, name: str, value: Any, path: str) -> None:
     elif isinstance(target, list):
         target[_index(target, name, path)] = value
     else:
-        raise _SpecError(f"--set {path}: there is {_kind(target)} before '{name}', and that has no parts")
+        raise _no_parts(target, name, path)
+
+
+def _no_parts(target: Any, name: str, path: str) -> _SpecError:
+    return _SpecError(f"--set {path}: there is {_kind(target)} before '{name}', and that has no parts")
 
 
 def _index(items: list[Any], name: str, path: str) -> int:

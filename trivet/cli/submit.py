@@ -161,7 +161,7 @@ def _finish(service: Client, job: Job, *, as_json: bool) -> None:
         tell(over, out, err)
     if over.state != "succeeded":
         if as_json and over.error is not None:
-            err.block(f"{over.error.type}: {over.error.message}", style="red", indent=2)
+            err.block(str(over.error), style="red", indent=2)
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -210,7 +210,7 @@ def tell(job: Job, out: Terminal, err: Terminal) -> None:
             out.print(command)
         return
     if job.error is not None:
-        err.block(f"{job.error.type}: {job.error.message}", style="red", indent=2)
+        err.block(str(job.error), style="red", indent=2)
         err.print(f"see: trivet logs {job.id}")
     if job.error is not None and job.error.final:
         err.print("it would fail again: change its spec, and submit that")

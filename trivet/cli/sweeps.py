@@ -23,13 +23,13 @@ def show_jobs(service: Client, parent: Job, out: Terminal) -> None:
     stops = ["stopped at"] if (parent.spec.get("sweep") or {}).get("stop") else []
     rows = table("id", *paths, "state", *metric, *stops)
     for job in jobs:
-        values = [_show_value((job.parameters or {}).get(path, "")) for path in paths]
-        found = [_show_value(_at(job.result, name)) for name in metric]
+        values = [shown((job.parameters or {}).get(path, "")) for path in paths]
+        found = [shown(_at(job.result, name)) for name in metric]
         rows.add_row(job.id, *values, job.state, *found, *(_early_step(job) for _ in stops))
     out.print(rows)
     if parent.children is not None and parent.children.best is not None:
         best = parent.children.best
-        out.print(f"best: {best.job}, {metric[0]} {_show_value(best.value)}")
+        out.print(f"best: {best.job}, {metric[0]} {shown(best.value)}")
 
 
 def _early_step(job: ListedJob) -> str:
@@ -44,5 +44,6 @@ def _at(result: dict[str, Any] | None, path: str) -> Any:
     return "" if value is None else value
 
 
-def _show_value(value: Any) -> str:
+def shown(value: object) -> str:
+    """Return a value of a spec or a result as a cell of a table."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trivet.cli.context import JsonFlag, add_commands, client, fails_well, print_list
+from trivet.cli.context import JsonFlag, add_group, client, print_list
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
     from service.jobs.records import Upload
 
-uploads_app = typer.Typer(help="Uploaded files.", invoke_without_command=True)
 
 _Project = Annotated[str | None, typer.Option(help="project of the uploads, for an operator's key")]
 
 
 def register(app: typer.Typer) -> None:
-    uploads_app.callback()(fails_well(uploads))
-    add_commands(uploads_app, delete)
-    app.add_typer(uploads_app, name="uploads")
+    add_group(app, "uploads", "Uploaded files.", delete, first=uploads)
 
 
 def uploads(context: typer.Context, project: _Project = None, as_json: JsonFlag = False) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trivet.cli.context import add_commands, err, out, refuse, table
+from trivet.cli.context import add_group, err, out, refuse, table
 from trivet.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trivet.vnncomp.scoring import CategoryScore
 
 OWN = "trivet"
-vnncomp_app = typer.Typer(help="VNN-COMP: its interface, and scores by its rules.", no_args_is_help=True)
 
 _Category = Annotated[str, typer.Argument(metavar="CATEGORY", help="the benchmark's name")]
 _Onnx = Annotated[
@@ -35,8 +34,7 @@ _Device = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(vnncomp_app, prepare, run, score)
-    app.add_typer(vnncomp_app, name="vnncomp")
+    add_group(app, "vnncomp", "VNN-COMP: its interface, and scores by its rules.", prepare, run, score)
 
 
 def prepare(category: _Category, onnx: _Onnx, vnnlib: _Vnnlib, device: _Device = "auto") -> None:

@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from service.jobs.spec.common import JobState, WebhookFormat
-from trivet.cli.context import JsonFlag, add_commands, client, out, print_json, print_list
+from trivet.cli.context import JsonFlag, add_commands, add_group, client, print_list, print_secret
 from trivet.cli.jobs import age
 
 if TYPE_CHECKING:
     from service.jobs.records.webhooks import Webhook, WebhookDelivery
 
-webhooks_app = typer.Typer(help="Webhooks report jobs to other systems (mostly for admin keys).", no_args_is_help=True)
 
 WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="a webhook's id")]
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(webhooks_app, create=create_webhook, list=list_webhooks, deliveries=list_deliveries)
-    add_commands(webhooks_app, secret=_show_secret, delete=delete_webhook)
-    app.add_typer(webhooks_app, name="webhooks")
+    about = "Webhooks report jobs to other systems (mostly for admin keys)."
+    webhooks = add_group(app, "webhooks", about, create=create_webhook, list=list_webhooks, deliveries=list_deliveries)
+    add_commands(webhooks, secret=_show_secret, delete=delete_webhook)
 
 
 def create_webhook(
@@ -44,17 +43,14 @@ def create_webhook(
 ) -> None:
     """Create a webhook and print the secret that signs its deliveries, once."""
     with client() as service:
-        webhook, secret = service.webhooks.create(
+        made = service.webhooks.create(
             url,
             states=cast(list[JobState] | None, on),
             kinds=kind or (),
             project=project,
             format=cast(WebhookFormat, form),
         )
-    if as_json:
-        print_json(webhook.model_dump(mode="json") | {"secret": secret})
-    else:
-        out.write_line(secret)
+    print_secret(*made, as_json)
 
 
 def list_webhooks(as_json: JsonFlag = False) -> None:
@@ -94,10 +90,7 @@ def _show_secret(
     """Print the secret that signs the deliveries of `notify` in jobs."""
     with client() as service:
         secret = service.webhooks.secret(project=project, renew=renew)
-    if as_json:
-        print_json({"secret": secret})
-    else:
-        out.write_line(secret)
+    print_secret(None, secret, as_json)
 
 
 def delete_webhook(webhook_id: WebhookArgument) -> None:

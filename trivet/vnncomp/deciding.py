@@ -117,7 +117,7 @@ class _ByService:
             for row in self.client.bounds(job.id):
                 return row
             if seen.state in TERMINAL:
-                why = "it has no row" if seen.error is None else f"{seen.error.type}: {seen.error.message}"
+                why = "it has no row" if seen.error is None else str(seen.error)
                 raise RankError(f"{job.id} {seen.state}: {why}")
             pause = min(_LONGER * pause, _PAUSES_S[1])
         self.client.cancel(job.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from service.jobs.host import ENV_PREFIX
+from service.jobs.records import NotFound
 from service.jobs.settings import LOOPBACK, Settings
 from service.jobs.store import BrokerRefused, Store, StoreUnavailable
 from service.torch_internals.installed import InstalledTorch, faults
@@ -82,6 +84,15 @@ def check_admitted(store: Store, settings: Settings, address: str, beat_s: float
             f"another worker reports itself as {settings.worker_name!r}: give one of the two another name, with "
             f"{ENV_PREFIX}WORKER_NAME"
         )
+
+
+def sign_off(store: Store, host: str) -> None:
+    """Let nothing more be placed on a host, which may be unknown already; without a broker, its silence tells."""
+    try:
+        with contextlib.suppress(NotFound):
+            store.hosts.leave(host)
+    except StoreUnavailable as error:
+        logger.warning("could not sign this host off: %s", error)
 
 
 def _unreachable(other: str, its_address: str, name: str, address: str) -> str:

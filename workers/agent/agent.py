@@ -31,7 +31,7 @@ from service.jobs.host import (
     overcommitment,
 )
 from service.jobs.monitoring.numbers import Meter
-from service.jobs.records import AttemptRef, NotFound
+from service.jobs.records import AttemptRef
 from service.jobs.runtime import Stopwatch
 from service.jobs.settings import Settings
 from service.jobs.spec.common import JOB_ID
@@ -39,7 +39,7 @@ from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailabl
 from service.jobs.text import log_fields, log_to_stderr
 from service.jobs.tracing import Attributes, tracing_for
 from service.torch_internals.installed import installed_torch
-from workers.agent.admission import CannotWork, address_of, check_admitted, usable_devices
+from workers.agent.admission import CannotWork, address_of, check_admitted, sign_off, usable_devices
 from workers.agent.celery_app import Dispatcher, create_app, serve
 from workers.agent.launching import LauncherDesk, service_of
 from workers.agent.supervisors import SUPERVISOR, Supervisors
@@ -90,8 +90,6 @@ class Outage:
 
 
 _DAY_S = 86_400.0
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -226,10 +224,10 @@ class Agent:
                 thread.join()
             self._supervisors.close()
             if self._settings.stop_jobs:
-                self._sign_off()  # so that nothing more is placed here meanwhile
+                sign_off(self._store, self._host)  # so that nothing more is placed here meanwhile
                 grace_s, report_within_s = self._settings.stop_grace_s, every.report_within_s
                 self._registry.stop_all(self._supervisors.at_work(), grace_s, report_within_s)
-            self._sign_off()
+            sign_off(self._store, self._host)
             self._store.close()
             self._tracing.close()
 
@@ -337,13 +335,6 @@ class Agent:
                 logger.exception("%s failed", threading.current_thread().name)
                 wait_s = self._chores.outage_s
             self._stop.wait(wait_s)
-
-    def _sign_off(self) -> None:
-        try:
-            with contextlib.suppress(NotFound):
-                self._store.hosts.leave(self._host)
-        except StoreUnavailable as error:
-            logger.warning("could not sign this host off: %s", error)
 
 
 def main() -> int:

@@ -19,11 +19,11 @@ from types import FrameType
 
 from service.jobs.files import remove_tree
 from service.jobs.host import SupervisorRegistry
-from service.jobs.records import AllocatedDevices, Allocation, AttemptRef, NotFound
+from service.jobs.records import AllocatedDevices, Allocation, AttemptRef
 from service.jobs.settings import Settings
 from service.jobs.store import BrokerRefused, HostReport, Store, StoreUnavailable
 from service.jobs.text import log_to_stderr
-from workers.agent.admission import address_of
+from workers.agent.admission import address_of, sign_off
 from workers.inventory import threads_by_pool, versions
 from workers.launcher.confinement import available
 from workers.launchers import AllocatedHost, launcher_class
@@ -160,11 +160,7 @@ class _HostOfAllocation:
                 pause_s = 0.5
 
     def _leave(self) -> None:
-        try:
-            with contextlib.suppress(NotFound):
-                self._store.hosts.leave(self._report.name)
-        except StoreUnavailable as error:
-            logger.warning("could not sign this host off: %s", error)
+        sign_off(self._store, self._report.name)
         self._store.close()
         remove_tree(self._folder)
 

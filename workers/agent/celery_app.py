@@ -56,15 +56,11 @@ def create_app(broker_url: str) -> Celery:
         accept_content=["json"],
         task_serializer="json",
         task_ignore_result=True,
-        task_acks_late=False,
         task_publish_retry=False,
-        task_create_missing_queues=True,
         worker_prefetch_multiplier=1,
         worker_enable_remote_control=False,
-        worker_send_task_events=False,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
-        worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_connection_timeout=_TIMEOUT_S,
@@ -95,7 +91,7 @@ class Dispatcher:
 def serve(app: Celery, host: str, launch: Launch) -> None:
     """Run this host's consumer in the calling (main) thread until SIGTERM or SIGINT. ``launch`` must return soon."""
 
-    @app.task(name=TASK, ignore_result=True)
+    @app.task(name=TASK)
     def _launch(job_id: str, attempt: int, host: str) -> None:
         launch(AttemptRef(job_id, int(attempt), host))
 
@@ -109,7 +105,6 @@ def serve(app: Celery, host: str, launch: Launch) -> None:
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
-        task_events=False,
         quiet=True,
         loglevel=logging.WARNING,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.jobs.files import Folder, UnsafePathError
-from workers.linux import forbid_new_privileges
+from workers.linux import checked, forbid_new_privileges
 
 MINIMUM_ABI = 2
 """The first version that lets a process rename between its folders, as compilers' caches do."""
@@ -62,7 +62,9 @@ def restrict(
     handled = _ALL | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     scoped = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= 6 else 0
     attributes = struct.pack("QQQ", handled, 0, scoped) if version >= 6 else struct.pack("Q", handled)
-    ruleset = _check(_libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)))
+    ruleset = checked(
+        "Landlock", _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    )
     hidden = [path.resolve() for path in secret]
     try:
         for paths, rights in ((read, _READ), (write, _READ | _CHANGE), (write_files, _READ | _WRITE_FILE | _TRUNCATE)):
@@ -75,7 +77,7 @@ def restrict(
                     else:
                         _grant(ruleset, granted, allowed)
         forbid_new_privileges()
-        _check(_libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)))
+        checked("Landlock", _libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)))
     finally:
         os.close(ruleset)
 
@@ -111,14 +113,10 @@ def _add_rule(ruleset: int, handle: int, rights: int) -> None:
     if not stat.S_ISDIR(os.fstat(handle).st_mode):
         rights &= _OF_FILES
     rule = struct.pack("=Qi", rights, handle)
-    _check(_libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)))
-
-
-def _check(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"Landlock: {os.strerror(number)}")
-    return result
+    checked(
+        "Landlock",
+        _libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)),
+    )
 
 
 class UnsafeGrantError(Exception):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from workers.launcher.landlock import Grant
+from workers.linux import checked
 
 _NEW_NETWORK, _NEW_USER, _NEW_MOUNTS, _NEW_IPC = 0x40000000, 0x10000000, 0x00020000, 0x08000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
@@ -43,14 +44,14 @@ def enter_user_namespace() -> bool:
 
 def isolate_network() -> None:
     """Leave the host's network for an empty one that has its own loopback. Raises :class:`OSError`."""
-    _check_result(_libc.unshare(_NEW_NETWORK), "a network namespace")
+    checked("a network namespace", _libc.unshare(_NEW_NETWORK))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
 
 
 def own_mounts() -> None:
     """Leave the host's view of the files for a copy, in which :func:`hide` covers some. Raises :class:`OSError`."""
-    _check_result(_libc.unshare(_NEW_MOUNTS), "a mount namespace")
+    checked("a mount namespace", _libc.unshare(_NEW_MOUNTS))
     _mount("none", Path("/"), flags=_MS_REC | _MS_SLAVE)
 
 
@@ -73,7 +74,7 @@ def own_shared_memory(most_bytes: int) -> bool:
     files: before Linux 6.10, segments have no limit. Needs the mount namespace that :func:`own_mounts` makes. Raises
     :class:`OSError`.
     """
-    _check_result(_libc.unshare(_NEW_IPC), "an IPC namespace")
+    checked("an IPC namespace", _libc.unshare(_NEW_IPC))
     if _SHARED_MEMORY.is_dir():
         options = f"mode=1777,size={most_bytes}"
         _mount("tmpfs", _SHARED_MEMORY, kind="tmpfs", flags=_MS_NOSUID | _MS_NODEV, options=options)
@@ -112,7 +113,7 @@ def write_only_in(writable: Sequence[Grant], *also: Path) -> None:
 def _set_attributes(path: Path, flags: int, *, on: int = 0, off: int = 0) -> None:
     words = struct.pack("QQQQ", on, off, 0, 0)
     found = _libc.syscall(_MOUNT_SETATTR, -1, os.fsencode(path), flags, words, ctypes.c_size_t(len(words)))
-    _check_result(found, f"setting what may be written below {path}")
+    checked(f"setting what may be written below {path}", found)
 
 
 def _kernel_settings() -> Iterator[Path]:
@@ -147,16 +148,10 @@ def drop_capabilities() -> None:
     while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1
     header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)
-    _check_result(_libc.capset(header, none), "dropping capabilities")
+    checked("dropping capabilities", _libc.capset(header, none))
 
 
 def _mount(source: str, target: Path, *, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
     words = (source.encode(), os.fsencode(target), None if kind is None else kind.encode())
     result = _libc.mount(*words, ctypes.c_ulong(flags), None if options is None else options.encode())
-    _check_result(result, f"mounting over {target}")
-
-
-def _check_result(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+    checked(f"mounting over {target}", result)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from service.garbage import uncollected
+from workers import forks
 from workers.launcher.confinement import Confinement
 from workers.launcher.namespaces import enter_user_namespace
 from workers.linux import ROOM, die_with_parent, present_as
@@ -120,7 +121,5 @@ def _end_by(number: signal.Signals) -> None:
 
 def _read_request() -> dict[str, Any] | None:
     line = sys.stdin.readline()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    forks.empty_input()
     return json.loads(line) if line else None

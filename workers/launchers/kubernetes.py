@@ -28,7 +28,6 @@ from workers.launchers import (
     Launcher,
     LauncherContext,
     LauncherUnavailable,
-    Pool,
 )
 from workers.launchers.asking import ANSWER_S, NAME, REPORT_S, OperatorOptions, errors_of, refused
 
@@ -91,7 +90,13 @@ class Kubernetes(Launcher):
         facts = {"namespace": self._options.namespace, "job": name}
         if self._options.queue:
             facts["queue"] = self._options.queue
-        told = {"name": name, "ranks": request.ranks, "size": size, "pool": _pool(has_gpus), "facts": facts}
+        told = {
+            "name": name,
+            "ranks": request.ranks,
+            "size": size,
+            "pool": "cuda" if has_gpus else "cpu",
+            "facts": facts,
+        }
         job = copy.deepcopy(self._template)
         job["metadata"] = {**job.get("metadata", {}), "name": name}
         job["metadata"]["labels"] = {**job["metadata"].get("labels", {}), **labels}
@@ -195,10 +200,6 @@ def _template(path: Path) -> dict[str, Any]:
     if not is_job:
         raise ValueError(f"{path} is not a manifest of a Job with a container")
     return dict(found)
-
-
-def _pool(has_gpus: bool) -> Pool:
-    return "cuda" if has_gpus else "cpu"
 
 
 def _is_over(job: Any) -> bool:

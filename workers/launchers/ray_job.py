@@ -68,7 +68,6 @@ class RayBundle:
         self._process: subprocess.Popen[bytes] | None = None
 
     def node(self) -> str:
-        """Return the address of the node."""
         return str(_ray().util.get_node_ip_address())
 
     def run(self, command: Sequence[str], here: Mapping[str, Any], log: str) -> int:

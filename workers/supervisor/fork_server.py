@@ -43,9 +43,7 @@ class ForkServer:
         self._preload, self._light = preload, light
         self._control = socket.socket(fileno=os.dup(0))
         # An import that reads standard input must not swallow a connection of the agent's.
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        forks.empty_input()
 
     def serve(self) -> int:
         """Import everything, then fork a supervisor for each connection that the agent passes. Return 0 when

@@ -156,7 +156,7 @@ class Publisher:
         record: Callable[[Event], None],
         *,
         settings: SupervisorSettings,
-        store: Callable[[Artifact], None] = lambda artifact: None,
+        store: Callable[[Artifact], None],
     ) -> None:
         self._store = store
         self._attempts, self._ref, self._paths, self._say, self._record = attempts, ref, paths, say, record

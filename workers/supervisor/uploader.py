@@ -74,7 +74,6 @@ class Uploader:
         self.relay(event)
 
     def relay(self, event: Event) -> None:
-        """Relay a recorded event."""
         if not self._lost:
             size = len(orjson.dumps(event, default=repr))
             self._queue.append((event, size))

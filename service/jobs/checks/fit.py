@@ -122,8 +122,13 @@ def _check_box(box: Box, reads: Features) -> Iterator[Problem]:
 
 
 def _check_robustness(robustness: Robustness, model: object, config: ModelConfig) -> Iterator[Problem]:
+    yield from check_data(robustness.data, "property.robustness.data", model, config)
+    yield from check_count(robustness)
+
+
+def check_count(robustness: Robustness) -> Iterator[Problem]:
+    """Yield why there are not so many samples."""
     data = robustness.data
-    yield from check_data(data, "property.robustness.data", model, config)
     if data.held_out is not None and robustness.count > data.held_out:
         message = f"the test split of {data.source} has {data.held_out} samples"
         yield Problem("property.robustness.count", message, robustness.count, f"at most {data.held_out}")

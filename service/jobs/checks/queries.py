@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.formats.vnnlib import Bundle, NotThereError, Query, VnnlibError, bundle, parse, sources
-from service.jobs.checks.fit import check_shapes
+from service.jobs.checks.fit import check_count, check_shapes
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.records import Problem
 from service.jobs.spec.verify import (
@@ -183,11 +183,7 @@ def _check_sizes(checked_property: BoxProperty | RobustnessProperty, model: Outl
         return
     data = checked_property.robustness.data
     gives = data.gives
-    if data.held_out is not None and checked_property.robustness.count > data.held_out:
-        message = f"the test split of {data.source} has {data.held_out} samples"
-        yield Problem(
-            "property.robustness.count", message, checked_property.robustness.count, f"at most {data.held_out}"
-        )
+    yield from check_count(checked_property.robustness)
     path = "property.robustness.data.source"
     if not isinstance(gives, Features):
         yield Problem(path, "the data has no classes", data.source, "a source of labelled features")

@@ -28,7 +28,7 @@ from service.jobs.events.event import (
     parse_event,
     parse_object,
 )
-from service.jobs.events.levels import Level, is_at_least
+from service.jobs.events.levels import Level, LineFilter, is_at_least
 from service.jobs.events.rank_words import LONGEST_EVENT, Check, OddWord, go_on, read_object
 from service.jobs.events.record_files import (
     EventReader,
@@ -62,6 +62,7 @@ __all__ = [
     "EventType",
     "EventWriter",
     "Level",
+    "LineFilter",
     "LogEvent",
     "MalformedEvent",
     "MetricEvent",

@@ -155,7 +155,6 @@ class CurveKeeper:
     _has_all: bool = True
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take a ``metric`` event."""
         step, when = event["step"], event["time"]
         for name, value in event["values"].items():
             if (curve := self._curves.get(name)) is None:

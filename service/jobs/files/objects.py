@@ -134,7 +134,6 @@ class ObjectStore:
             raise ObjectStoreError(f"TRIVET_STORE={self.url} returns other bytes than were stored there")
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return the bytes of an object from ``start`` to before ``end``."""
         with _name_object_in_errors(path):
             content: bytes = self._system.cat_file(self._full(path), start=start, end=end)
         return content
@@ -161,16 +160,8 @@ class ObjectStore:
         with root.make("/".join(above)) if above else contextlib.nullcontext(root) as folder:
             if _is_there(file, folder, last):
                 return
-            draft = f".{last}.{uuid.uuid4().hex}.part"
-            try:
-                with folder.create(draft) as target:
-                    for chunk in file.chunks():
-                        target.write(chunk)
-                    target.flush()
-                    os.fsync(target.fileno())
-                folder.rename(draft, last)
-            finally:
-                folder.unlink(draft)
+            with folder.replacing(last) as target:
+                target.writelines(file.chunks())
 
     def file(self, owner: str, stored: StoredObject) -> RemoteFile:
         return RemoteFile(self, f"{owner}/{stored.path}", stored.sha256, stored.bytes)
@@ -185,7 +176,6 @@ class ObjectStore:
                 self.remove(f"{owner}/{stored.path}")
 
     def manifest(self, owner: str, tree: str) -> TreeManifest | None:
-        """Return the contents of a tree, if it has a manifest."""
         try:
             return TreeManifest.model_validate_json(self.read(f"{owner}/{tree}/{_MANIFEST}"))
         except FileNotFoundError:
@@ -289,7 +279,6 @@ def upload_path(file_id: str) -> str:
 
 
 def put_upload(store: ObjectStore, file: BinaryIO) -> None:
-    """Store the content of an upload."""
     store.put("", _UPLOADS, file)
 
 

@@ -125,16 +125,24 @@ class Folder:
         """Replace a file in one step, as :func:`service.jobs.files.atomic.atomic_write` does."""
         *above, last = _parts(name)
         with self.folder("/".join(above)) if above else self._again() as folder:
-            draft = f".{last}.{uuid.uuid4().hex}.part"
-            try:
-                with folder.create(draft) as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                folder.rename(draft, last)
-            finally:
-                folder.unlink(draft)
+            with folder.replacing(last) as file:
+                file.write(content)
             os.fsync(folder.descriptor)
+
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[BinaryIO]:
+        """Open a draft that becomes the file of this name, directly in this folder, if the block ends without an
+        error.
+        """
+        draft = f".{name}.{uuid.uuid4().hex}.part"
+        try:
+            with self.create(draft) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            self.rename(draft, name)
+        finally:
+            self.unlink(draft)
 
     def link(self, file: BinaryIO, name: str) -> None:
         """Give an open file one more name, directly in this folder."""

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from service.jobs.host.isolation import ISOLATION_PARTS
+from service.jobs.host.listening import bind_port, url_of
 from service.jobs.host.private import (
     NotPrivateError,
     PrivateSocket,
@@ -23,7 +24,7 @@ from service.jobs.host.settings_file import ENV_PREFIX, config_file, in_file
 
 if TYPE_CHECKING:
     from service.jobs.host.load import overcommitment
-    from service.jobs.host.processes import Process, end_processes, holders, take_over
+    from service.jobs.host.processes import Process, end_processes, holders, take_over, wait_or_kill
     from service.jobs.host.supervisor_registry import SupervisorRegistry
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Process",
     "ProcessLock",
     "SupervisorRegistry",
+    "bind_port",
     "check_owned",
     "close_to_others",
     "config_file",
@@ -45,6 +47,8 @@ __all__ = [
     "read_private",
     "socket_address",
     "take_over",
+    "url_of",
+    "wait_or_kill",
 ]
 
 _HOMES = {
@@ -54,6 +58,7 @@ _HOMES = {
     "holders": "processes",
     "overcommitment": "load",
     "take_over": "processes",
+    "wait_or_kill": "processes",
 }
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from service.jobs.host.process_lock import LockedError, ProcessLock
-from service.jobs.host.processes import end_processes, holders
+from service.jobs.host.processes import end_processes, holders, wait_or_kill
 
 _MINIMUM_VERSION = (7, 2)
 Fsync = Literal["always", "everysec", "no"]
@@ -112,11 +112,7 @@ class EmbeddedBroker:
         """Let the server flush and exit; kill it only when it does not."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(within_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            wait_or_kill(self.process, within_s)
 
     def stop(self, *, within_s: float = 10.0) -> None:
         """End the server, and give up its folder."""
@@ -151,14 +147,14 @@ class EmbeddedBroker:
         self.stop()
 
 
-def end_leftover(folder: Path, within_s: float = 10.0) -> int:
+def end_leftover(folder: Path) -> int:
     """End the servers of a folder whose starter has ended; return their number.
 
     No answered write is lost, even by SIGKILL: it is in the file's pages before the answer leaves. The caller
     makes sure that no living process uses them.
     """
     servers = holders(folder / _LOCK)
-    end_processes(servers, within_s)
+    end_processes(servers, 10.0)
     return len(servers)
 
 

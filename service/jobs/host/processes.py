@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,15 @@ def end_tree(pid: int) -> None:
                     each.kill()
             psutil.wait_procs(below, timeout=_PAUSE_S)
         root.kill()
+
+
+def wait_or_kill(process: subprocess.Popen[bytes], within_s: float) -> None:
+    """Wait for the end of a child that was asked to end; kill it after ``within_s`` seconds."""
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def holders(path: Path) -> list[psutil.Process]:

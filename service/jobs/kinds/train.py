@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pydantic import ValidationError
 
@@ -57,12 +57,7 @@ def check_stop(spec: TrainSpec, rule: StoppingRule, jobs: int) -> Iterator[Probl
     if spec.program is not None or spec.data is None:
         yield Problem("sweep.stop", "only ranks know what a program evaluates", rule.rule, "null, or jobs with a model")
         return
-    known = spec.objective.better(spec.data.gives)
-    if known and rule.metric not in known:
-        message, expected = "the objective evaluates no such metric", f"one of {', '.join(known)}"
-        yield Problem("sweep.stop.metric", message, rule.metric, expected)
-    elif known and rule.mode != known[rule.metric]:
-        yield Problem("sweep.stop.mode", f"the better {rule.metric} is the other one", rule.mode, known[rule.metric])
+    yield from _check_metric(spec, "sweep.stop.metric", "sweep.stop.mode", rule.metric, rule.mode)
     if rule.first >= spec.steps:
         message = f"the jobs end at step {spec.steps}"
         yield Problem("sweep.stop.first", message, rule.first, f"a step below {spec.steps}")
@@ -93,14 +88,17 @@ def _check_evaluations(spec: TrainSpec) -> Iterator[Problem]:
     if asked and (spec.evaluate.every is None or spec.evaluate.every >= spec.steps):
         message = f"{asked[0][0].partition('.')[0]} follows evaluations, and there is none before the last step"
         yield Problem("evaluate.every", message, spec.evaluate.every, f"a number of steps below {spec.steps}")
-    known: Mapping[str, Better] = {}  # only ranks know a program's
-    if spec.data is not None:
-        known = spec.objective.better(spec.data.gives)
-    for path, mode_path, metric, mode in asked:
-        if known and metric not in known:
-            yield Problem(path, "the objective evaluates no such metric", metric, f"one of {', '.join(known)}")
-        elif known and mode != known[metric]:
-            yield Problem(mode_path, f"the better {metric} is the other one", mode, known[metric])
+    for each in asked:
+        yield from _check_metric(spec, *each)
+
+
+def _check_metric(spec: TrainSpec, path: str, mode_path: str, metric: str, mode: Better) -> Iterator[Problem]:
+    # Only ranks know the metrics of a program.
+    known = spec.objective.better(spec.data.gives) if spec.data is not None else {}
+    if known and metric not in known:
+        yield Problem(path, "the objective evaluates no such metric", metric, f"one of {', '.join(known)}")
+    elif known and mode != known[metric]:
+        yield Problem(mode_path, f"the better {metric} is the other one", mode, known[metric])
 
 
 def _check_sequence(spec: TrainSpec, data: DataSpec, config: ModelConfig) -> Iterator[Problem]:

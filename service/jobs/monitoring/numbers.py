@@ -31,7 +31,7 @@ def _field_of(name: str, *words: str) -> str:
     return _SEPARATOR.join((name, *words))
 
 
-def _count_observation(metric: MetricDeclaration, value: float, labels: Sequence[str] = ()) -> dict[str, float]:
+def _count_observation(metric: MetricDeclaration, value: float, labels: Sequence[str]) -> dict[str, float]:
     """Return the increments of a histogram's counts for one observation."""
     bound = metric.bounds[bisect_left(metric.buckets, value)]
     return {_field_of(f"{metric.name}_bucket", bound, *labels): 1, _field_of(f"{metric.name}_sum", *labels): value}

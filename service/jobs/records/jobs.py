@@ -89,6 +89,11 @@ class ComputedBy(FrozenModel):
         threads = "" if self.threads is None else f", threads {self.threads}"
         return f"{self.host}, {devices}{threads}, {versions}"
 
+    def facts(self) -> dict[str, str | int | None]:
+        """Return the versions, then host, devices and threads, by name."""
+        told = {"host": self.host, "devices": ", ".join(self.devices) or self.pool, "threads": self.threads}
+        return {**self.versions, **told}
+
 
 class HostShare(FrozenModel):
     """The devices of one host that an attempt holds; ``pool`` is the kind that the indices count."""
@@ -104,6 +109,9 @@ class JobError(FrozenModel):
     rank: int | None = None
     traceback_artifact: str | None = None
     final: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
 
 
 class BestJob(FrozenModel):

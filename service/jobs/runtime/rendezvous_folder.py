@@ -48,5 +48,4 @@ def check(folder: Path) -> Path:
 
 
 def secret(folder: Path) -> bytes:
-    """Return the secret of the group."""
     return bytes.fromhex((check(folder) / _SECRET).read_text())

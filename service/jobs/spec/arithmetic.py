@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.spec.common import JobId, ParallelSpec, Strict, disagreement
+from service.jobs.spec.common import Dependency, JobId, ParallelSpec, Strict, disagreement
 
 DTYPES: Mapping[str, str] = {"fp32": "float32", "bf16": "bfloat16"}
 """The types of numbers that specs may name, with the names that torch and Hugging Face's files have for them."""
@@ -39,6 +39,9 @@ class CompileChoice(Strict):
     train: bool = Field(False, description="compile the training step")
     inference: bool = Field(False, description="compile the evaluation")
     gate: JobId | None = Field(None, description="the id of the compile job whose gate allows it")
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        return () if self.gate is None else (Dependency("compile.gate", self.gate, "compile"),)
 
     @model_validator(mode="after")
     def _needs_gate(self) -> CompileChoice:

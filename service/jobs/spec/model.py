@@ -126,6 +126,6 @@ ModelRef = Annotated[
 ]
 
 
-def jobs_of(model: object) -> tuple[Dependency, ...]:
-    """Return the training job that a model reference names, if it names one."""
-    return (Dependency("model.job", model.job, "train", model.step),) if isinstance(model, FromJob) else ()
+def jobs_of(model: object, field: str = "model") -> tuple[Dependency, ...]:
+    """Return the training job that a model reference in this field names, if it names one."""
+    return (Dependency(f"{field}.job", model.job, "train", model.step),) if isinstance(model, FromJob) else ()

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.common import CommonSpec, Dependency, disagreement
 from service.jobs.spec.data import DataSpec
-from service.jobs.spec.model import FromJob
+from service.jobs.spec.model import FromJob, jobs_of
 from service.jobs.spec.program import InstalledProgramRef
 from service.jobs.spec.train import CountersSpec
 
@@ -37,11 +37,7 @@ class RunSpec(CommonSpec):
 
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return the job of the weights, the gate's, and those of ``after``."""
-        trained = (
-            () if self.weights is None else (Dependency("weights.job", self.weights.job, "train", self.weights.step),)
-        )
-        gate = () if self.gate_job is None else (Dependency("compile.gate", self.gate_job, "compile"),)
-        return (*(trained or ()), *gate, *super().dependencies())
+        return (*jobs_of(self.weights, "weights"), *self.compile.dependencies(), *super().dependencies())
 
     @model_validator(mode="after")
     def _ends(self) -> RunSpec:

@@ -226,8 +226,7 @@ class TrainSpec(CommonSpec):
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return the model's job, the resumed job, the gate's, and those of ``after``."""
         resumed = () if self.resume is None else (Dependency("resume.job", self.resume.job, "train", self.resume.step),)
-        gate = () if self.gate_job is None else (Dependency("compile.gate", self.gate_job, "compile"),)
-        return (*jobs_of(self.model), *resumed, *gate, *super().dependencies())
+        return (*jobs_of(self.model), *resumed, *self.compile.dependencies(), *super().dependencies())
 
     @field_validator("model", "data")
     @classmethod

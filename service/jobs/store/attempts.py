@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeGuard, cast
 
-import orjson
 from pydantic import ValidationError
 
 from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, PhaseEvent, ProgressEvent
@@ -38,7 +37,8 @@ from service.jobs.spec.common import FILE_ID, CommonSpec, PendingLaunch
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.client import BrokerClient
-from service.jobs.store.hosts import HostStore
+from service.jobs.store.decode import json_of
+from service.jobs.store.hosts import HostStore, free_devices
 from service.jobs.store.keyspace import PLACEMENT_NEWS
 from service.jobs.store.queue import pending_job
 
@@ -147,10 +147,10 @@ class Attempts:
         for event in events:
             if event["type"] not in EVENT_TYPES or event["type"] == "state":
                 raise ValueError(f"an attempt cannot emit events of type {event['type']!r}")
-            pairs += (event["type"], orjson.dumps(event).decode())
+            pairs += (event["type"], json_of(event))
         kept = "" if progress is None else _progress(progress)
         limits, phases = self.limits.script_argument, _phases(events)
-        told = orjson.dumps([each.model_dump() for each in reached]).decode() if reached else ""
+        told = json_of([each.model_dump() for each in reached]) if reached else ""
         stubs.emit(self.client, limits, ref.job_id, ref.attempt, ref.host, batch, kept, phases, told, *pairs)
 
     def record_artifact(self, ref: AttemptRef, artifact: Artifact) -> None:
@@ -174,7 +174,7 @@ class Attempts:
             limits=self.limits.script_argument,
             name=artifact.name,
             entry=artifact.model_dump_json(),
-            event=orjson.dumps(event).decode(),
+            event=json_of(event),
         )
 
     def finish(self, ref: AttemptRef, outcome: PartOutcome) -> Job:
@@ -188,7 +188,7 @@ class Attempts:
             **vars(ref),
             limits=self.limits.script_argument,
             status=outcome.status,
-            result="" if outcome.result is None else orjson.dumps(outcome.result).decode(),
+            result="" if outcome.result is None else json_of(outcome.result),
             error="" if outcome.status == "succeeded" else _error(ref, outcome).model_dump_json(),
         )
         return decode.job(view)
@@ -228,7 +228,7 @@ def _phases(events: Sequence[Event]) -> str:
     """Return the phases that rank 0 reports, by name and Unix time, as JSON; empty if there are none."""
     told = [event for event in events if _is_phase(event) and event["rank"] == 0]
     begun = [(each["name"][:_LONGEST_PHASE], min(max(each["time"], 0.0), _LATEST)) for each in told]
-    return orjson.dumps(begun).decode() if begun else ""
+    return json_of(begun) if begun else ""
 
 
 def _is_phase(event: Event) -> TypeGuard[PhaseEvent]:
@@ -280,7 +280,7 @@ class Launching:
     def tell(self, launcher: str, reasons: Mapping[str, str]) -> None:
         """Note why jobs have no devices yet, by job."""
         if reasons:
-            stubs.tell_allocating(self.client, launcher, orjson.dumps(dict(reasons)).decode())
+            stubs.tell_allocating(self.client, launcher, json_of(dict(reasons)))
 
     def place(self, job_id: str, allocation: Allocation, hosts: Sequence[str]) -> int | Literal["waits", "over"]:
         """Begin an attempt on all devices of the hosts of an allocation, the first of which leads. Return its
@@ -332,7 +332,7 @@ class Preemptions:
         found = plan(
             [pending_job(view, auto) for view in map(decode.fields_of, stubs.waiting(self.client, *pending))],
             [_preemptible(row) for row in running],
-            {pool: {host.name: len(host.free.get(pool, ())) for host in hosts} for pool in ("cuda", "cpu")},
+            free_devices(hosts),
             self.limits.preemption_min_run_s,
         )
         return found if found is not None and self._stop(found) else None
@@ -340,7 +340,7 @@ class Preemptions:
     def _stop(self, found: Preemption) -> bool:
         victims = [{"id": victim.id, "attempt": victim.attempt} for victim in found.victims]
         job = found.beneficiary
-        words = orjson.dumps(victims).decode()
+        words = json_of(victims)
         return stubs.preempt(self.client, self.limits.script_argument, job.id, job.pool, words) == 1
 
 

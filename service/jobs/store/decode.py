@@ -1,7 +1,8 @@
-"""Converts the data of Redis to records: hashes of strings become typed, frozen data."""
+"""Converts the data of Redis to records: hashes of strings become typed, frozen data; and values to JSON for it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,15 @@ from service.jobs.records import HostShare, Job, JobPhase, ListedJob, TorchUsed
 def fields_of(flat: list[str]) -> dict[str, str]:
     """Return the dict behind a flat list of fields and values."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def json_of(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def now() -> datetime:
+    """Return the time of day as records keep it, in whole milliseconds."""
+    return moment(round(time.time() * 1000))
 
 
 def moment(milliseconds: str | float) -> datetime:

@@ -16,6 +16,7 @@ import orjson
 from service.jobs.records.store_limits import StoreLimits
 from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import json_of
 from service.jobs.store.keyspace import EXPORT_SEAT, EXPORTS_DUE
 
 
@@ -92,10 +93,10 @@ class Exports:
             limits=self.limits.script_argument,
             job_id=due.job_id,
             target=due.target,
-            state=orjson.dumps(state).decode() if state else "",
+            state=json_of(state) if state else "",
             live="live" if due.is_live else "",
             again_ms=again_ms,
-            event="" if line is None else orjson.dumps(event).decode(),
+            event="" if line is None else json_of(event),
         )
 
 

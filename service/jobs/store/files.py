@@ -57,7 +57,7 @@ class FileWriter:
         data: DataLayout,
         max_file_bytes: int,
         uploader: UploadedBy,
-        objects: ObjectStore | None = None,
+        objects: ObjectStore | None,
     ) -> None:
         data.files.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=_DRAFT, dir=data.files)
@@ -105,7 +105,7 @@ class FileWriter:
             name=name,
             project=self._uploader.project,
             owner=self._uploader.owner,
-            created_at=decode.moment(round(time.time() * 1000)),
+            created_at=decode.now(),
         )
         final = self._data.file(stored.id)
         with _lock_uploads(self._data):
@@ -128,7 +128,7 @@ class FileWriter:
         """Describe the largest uploads of a project that has no room for another one."""
         project = self._uploader.project
         most = Project.model_validate_json(self._client.call("HGET", PROJECTS(), project)).quotas.upload_bytes
-        held = [StoredFile.model_validate_json(text) for text in self._client.call("HVALS", UPLOADS(project))]
+        held = _held(self._client, project)
         largest = sorted(held, key=lambda each: -each.bytes)[:3]
         what = ", ".join(f"{each.name or each.id} has {each.bytes}" for each in largest)
         bytes_held = sum(each.bytes for each in held)
@@ -141,6 +141,10 @@ class FileWriter:
     def __exit__(self, *_: object) -> None:
         self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+def _held(client: BrokerClient, project: str) -> list[StoredFile]:
+    return [StoredFile.model_validate_json(text) for text in client.call("HVALS", UPLOADS(project))]
 
 
 @contextlib.contextmanager
@@ -184,9 +188,9 @@ class Files:
                 writer.write(chunk)
             return writer.commit(media_type, name)
 
-    def delete_abandoned(self, age_s: float = _ABANDONED_S) -> list[Path]:
+    def delete_abandoned(self) -> list[Path]:
         """Delete the drafts of uploads whose process was killed: those that got no data for so many seconds."""
-        oldest = time.time() - age_s
+        oldest = time.time() - _ABANDONED_S
         gone = []
         for draft in self.data.files.glob(f"{_DRAFT}*"):
             with contextlib.suppress(FileNotFoundError):
@@ -220,7 +224,7 @@ class Files:
 
     def list(self, project: str, limit: int, start: int = 0) -> tuple[list[Upload], int]:
         """Return a project's uploads from the ``start``-th on, newest first, and their number."""
-        found = [StoredFile.model_validate_json(text) for text in self.client.call("HVALS", UPLOADS(project))]
+        found = _held(self.client, project)
         found.sort(key=lambda stored: ((stored.created_at and -stored.created_at.timestamp()) or 0.0, stored.id))
         chosen = found[start : start + limit]
         told = stubs.describe_uploads(self.client, project, *(stored.id for stored in chosen)) if chosen else []

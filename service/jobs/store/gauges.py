@@ -20,6 +20,7 @@ from service.jobs.records.store_limits import StoreLimits
 from service.jobs.spec.common import STATES, JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient, StoreUnavailable
+from service.jobs.store.decode import json_of
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keys import ApiKeys
 from service.jobs.store.keyspace import COUNTS, JOBS_BY, LEASES, OUTBOX, PREFIX, SAMPLES, SAMPLING
@@ -41,7 +42,7 @@ class Counts:
         if not counted:
             return
         try:
-            stubs.add_counts(self.client, orjson.dumps(counted).decode())
+            stubs.add_counts(self.client, json_of(counted))
         except StoreUnavailable:
             meter.give_back(counted)
             raise
@@ -80,7 +81,6 @@ class Gauges:
         return int(seconds) + int(microseconds) / 1e6
 
     def jobs(self) -> dict[JobState, int]:
-        """Count jobs by state."""
         return {state: int(self.client.call("ZCARD", JOBS_BY(f"state:{state}"))) for state in STATES}
 
     def round_trip_s(self) -> float:

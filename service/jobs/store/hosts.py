@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,6 +24,7 @@ from service.jobs.records import (
 from service.jobs.records.store_limits import StoreLimits
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import json_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -80,17 +82,17 @@ class HostStore:
             limits=self.limits.script_argument,
             host=report.name,
             address=report.address,
-            cuda=orjson.dumps(report.cuda).decode(),
+            cuda=json_of(report.cuda),
             cuda_count=len(report.cuda),
             cpu_slots=report.cpu_slots,
-            versions=orjson.dumps(report.versions).decode(),
-            threads=orjson.dumps(report.threads).decode(),
-            isolation=orjson.dumps(report.isolation).decode(),
-            launchers=orjson.dumps(report.launchers).decode(),
+            versions=json_of(report.versions),
+            threads=json_of(report.threads),
+            isolation=json_of(report.isolation),
+            launchers=json_of(report.launchers),
             allocation="null" if report.allocation is None else report.allocation.model_dump_json(),
             overcommitted="null" if report.overcommitted is None else report.overcommitted.model_dump_json(),
             clock_ms=round(time.time() * 1000),
-            live=orjson.dumps(report.live).decode(),
+            live=json_of(report.live),
         )
         return HeartbeatReply(drain == "1", tuple(_attempt(name, report.name) for name in kill))
 
@@ -134,6 +136,11 @@ class HostStore:
         for entry in stubs.list_hosts(self.client, self.limits.script_argument, name):
             return _host(*entry)
         raise NotFound(f"there is no host {name}")
+
+
+def free_devices(hosts: Collection[Host]) -> dict[str, dict[str, int]]:
+    """Return the number of free devices by pool and host."""
+    return {pool: {host.name: len(host.free.get(pool, ())) for host in hosts} for pool in ("cuda", "cpu")}
 
 
 def _attempt(name: str, host: str) -> AttemptRef:

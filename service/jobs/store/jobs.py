@@ -19,11 +19,12 @@ from service.jobs.spec.common import JOB_ID, LOCAL, TERMINAL, CommonSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import json_of
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY, PROJECTS, UPLOADS
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
 from service.jobs.store.listing import ALL_JOBS, JobFilter, Listing
-from service.jobs.store.submission import Submission, hashed, json_of, uploads_of
+from service.jobs.store.submission import Submission, hashed, uploads_of
 from service.jobs.submission.request import CheckRequest
 from service.jobs.tracing import valid_traceparent
 

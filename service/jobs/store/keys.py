@@ -23,6 +23,7 @@ from service.jobs.accounts import DEFAULT_PROJECT, PROJECT_PATTERN, ROLES, SCOPE
 from service.jobs.records import ApiKey, Conflict, NotFound, Problem, Rejected, ServiceAccount
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import json_of
 from service.jobs.store.keyspace import API_KEYS, API_KEYS_DISABLED, API_KEYS_USED, PEPPER
 
 _USE_RESOLUTION_S = 60.0
@@ -126,7 +127,7 @@ class ApiKeys:
         and :class:`NotFound` if there is no such project.
         """
         former = self.find(person.id)
-        now = decode.moment(round(time.time() * 1000))
+        now = decode.now()
         key = ApiKey(
             **asdict(person),
             created_at=former.created_at if former else now,
@@ -144,7 +145,6 @@ class ApiKeys:
         return key
 
     def find(self, key_id: str) -> ApiKey | None:
-        """Return the key of this id, if there is one."""
         entry = self.client.call("HGET", API_KEYS(), key_id)
         return None if entry is None else _api_key(orjson.loads(entry))
 
@@ -178,7 +178,7 @@ class ApiKeys:
             self.client,
             key_id=key_id,
             known=known,
-            entry=orjson.dumps({**entry, "expires_at": end, "successor": successor.id}).decode(),
+            entry=json_of({**entry, "expires_at": end, "successor": successor.id}),
             successor_id=successor.id,
             successor=self._entry(successor, secret),
         )
@@ -248,7 +248,7 @@ def _write_key(key: ApiKey, digest: str) -> str:
     fields = key.model_dump(include={"id", "name", "scopes", "project", "holder"})
     created_at = round(key.created_at.timestamp() * 1000)
     expires_at = None if key.expires_at is None else round(key.expires_at.timestamp() * 1000)
-    return orjson.dumps({**fields, "digest": digest, "created_at": created_at, "expires_at": expires_at}).decode()
+    return json_of({**fields, "digest": digest, "created_at": created_at, "expires_at": expires_at})
 
 
 def _has_expired(entry: dict[str, Any]) -> bool:
@@ -263,7 +263,7 @@ def _new(name: str, scopes: Sequence[Scope], project: str | None, expires_at: da
         name=name,
         scopes=tuple(dict.fromkeys(scopes)),
         project=project,
-        created_at=decode.moment(round(time.time() * 1000)),
+        created_at=decode.now(),
         expires_at=expires_at,
     )
     return key, f"tvt_{key.id}_{secrets.token_urlsafe(32)}"

@@ -14,8 +14,9 @@ from service.jobs.records import OverQuota, Problem
 from service.jobs.spec.common import CommonSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
-from service.jobs.store.keyspace import ARTIFACT_BYTES, EVENT_BYTES, JOBS_BY, PROJECT_ARTIFACTS
+from service.jobs.store.keyspace import JOBS_BY, PROJECT_ARTIFACTS
 from service.jobs.store.listing import JobFilter
+from service.jobs.store.projects import artifact_bytes
 from service.jobs.submission.request import joined
 
 _MOST_NAMED = 3
@@ -49,7 +50,7 @@ def _queued_by_owner(client: BrokerClient, project: str, most: int) -> str:
 
 
 def _artifacts_by_job(client: BrokerClient, project: str, most: int) -> str:
-    used = sum(int(client.call("HGET", key, project) or 0) for key in (ARTIFACT_BYTES(), EVENT_BYTES()))
+    used = artifact_bytes(client, project)
     flat = client.call("ZRANGE", PROJECT_ARTIFACTS(project), 0, _MOST_NAMED - 1, "REV", "WITHSCORES")
     largest = ", ".join(f"{job} has {round(float(held))}" for job, held in zip(flat[::2], flat[1::2], strict=True))
     said = f"project '{project}' has {used} of {most} bytes of artifacts and events"

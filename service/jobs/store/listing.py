@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import cast
 
-import orjson
-
 from service.jobs.records import JobCounts, JobPage, ListedJob, Problem, Rejected
 from service.jobs.records.store_limits import StoreLimits
 from service.jobs.spec.common import ACTIVE, JOB_ID, STATES, TERMINAL, JobState
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import json_of
 from service.jobs.store.keyspace import JOBS_BY
 from service.jobs.store.queue import Queue
 from service.jobs.text import folded
@@ -73,7 +72,7 @@ class JobFilter:
         """Return the filter, except for its text, as ``lua/lib/listing.lua`` reads it."""
         states = [[f"state:{state}" for state in self.states]] if self.states else []
         within = [*states, *([index] for index in self.indexes)]
-        return orjson.dumps({"within": within, "outside": self.outside}).decode()
+        return json_of({"within": within, "outside": self.outside})
 
 
 ALL_JOBS = JobFilter()

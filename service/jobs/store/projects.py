@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from service.jobs.records import Conflict, NotFound, Problem, Rejected, ServiceA
 from service.jobs.records.store_limits import StoreLimits
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import json_of
 from service.jobs.store.keys import ApiKeys, check_grant, project_of
 from service.jobs.store.keyspace import (
     ACCOUNTS,
@@ -52,7 +52,7 @@ class Projects:
         """
         if re.fullmatch(PROJECT_PATTERN, name) is None:
             raise Rejected([Problem("name", "not a name of a project", name, f"a match of {PROJECT_PATTERN}")])
-        quotas, created = parse_quotas(self.limits.default_quotas), decode.moment(round(time.time() * 1000))
+        quotas, created = parse_quotas(self.limits.default_quotas), decode.now()
         made = Project(name=name, description=description, created_at=created, quotas=quotas)
         if name == DEFAULT_PROJECT or not stubs.create_project(self.client, name, _entry(made), _for_placement(quotas)):
             raise Conflict(f"there is a project {name} already")
@@ -107,9 +107,7 @@ class Projects:
             device_hours=round(int(used_ms) / 3_600_000, 3),
             queued_jobs=self.client.call("ZCARD", JOBS_BY(f"state:queued:{name}")),
             upload_bytes=sum(orjson.loads(text)["bytes"] for text in uploads),
-            artifact_bytes=sum(
-                int(self.client.call("HGET", key, name) or 0) for key in (ARTIFACT_BYTES(), EVENT_BYTES())
-            ),
+            artifact_bytes=artifact_bytes(self.client, name),
         )
 
     def delete(self, name: str) -> None:
@@ -134,14 +132,19 @@ class Projects:
         stubs.set_member(self.client, name, owner, "")
 
 
+def artifact_bytes(client: BrokerClient, project: str) -> int:
+    """Return how many bytes a project's jobs have, of artifacts and of events."""
+    return sum(int(client.call("HGET", key, project) or 0) for key in (ARTIFACT_BYTES(), EVENT_BYTES()))
+
+
 def _for_placement(quotas: Quotas) -> str:
     """Return the quotas that the script of placement enforces, as it reads them; empty where there are none."""
     placed = quotas.model_dump(include={"devices", "device_hours"}, exclude_none=True)
-    return orjson.dumps(placed).decode() if placed else ""
+    return json_of(placed) if placed else ""
 
 
 def _entry(project: Project) -> str:
-    return orjson.dumps(project.model_dump(mode="json")).decode()
+    return json_of(project.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class ServiceAccounts:
             name=name,
             scopes=tuple(dict.fromkeys(scopes)),
             project=project or project_of(scopes),
-            created_at=decode.moment(round(time.time() * 1000)),
+            created_at=decode.now(),
         )
         stubs.create_account(self.client, name, _write_account(account), account.project or "")
         return account

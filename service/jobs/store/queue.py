@@ -21,7 +21,7 @@ from service.jobs.records.store_limits import StoreLimits
 from service.jobs.spec.common import ACTIVE
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
-from service.jobs.store.hosts import HostStore
+from service.jobs.store.hosts import HostStore, free_devices
 from service.jobs.store.keyspace import CAPACITY, WEIGHTS
 
 HEAVIEST = 1e6
@@ -296,7 +296,7 @@ def _running_job(row: list[str], typical_s: dict[str, float]) -> RunningJob:
 def _fleet(hosts: list[Host]) -> Fleet:
     able = [host for host in hosts if host.takes_work]
     return Fleet(
-        free={pool: {host.name: len(host.free.get(pool, ())) for host in able} for pool in ("cuda", "cpu")},
+        free=free_devices(able),
         total={
             "cuda": {host.name: len(host.cuda) for host in able},
             "cpu": {host.name: host.cpu_slots for host in able},

@@ -43,7 +43,6 @@ class Sessions:
     longest_s: float
 
     def begin(self, key: ApiKey) -> SessionSecrets:
-        """Begin a session of ``key``."""
         made = SessionSecrets(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         stubs.begin_session(
             self.client, _digest(made.cookie), _digest(made.page), key.id, _ms(self.idle_s), _ms(self.longest_s)

@@ -11,13 +11,14 @@ from service.jobs.store.client import BrokerClient, StoreUnavailable
 
 _FILE = "dump.rdb"
 _POLL_S = 0.05
+_WITHIN_S = 3600.0
 
 
-def write_snapshot(client: BrokerClient, folder: Path, within_s: float = 3600.0) -> Path:
+def write_snapshot(client: BrokerClient, folder: Path) -> Path:
     """Return the file, in the broker's ``folder``; the caller deletes it. Raises :class:`StoreUnavailable` if
     the broker fails to write it.
     """
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + _WITHIN_S
     while not _begin(client):
         _wait(deadline)
     while (info := client.call("INFO", "persistence"))["rdb_bgsave_in_progress"]:

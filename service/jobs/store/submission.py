@@ -7,11 +7,10 @@ import secrets
 from dataclasses import dataclass
 from functools import cached_property
 
-import orjson
-
 from service.jobs.accounts import owner_in
 from service.jobs.checks.dependencies import files_of
 from service.jobs.spec.common import LOCAL, CommonSpec
+from service.jobs.store.decode import json_of
 from service.jobs.text import folded
 from service.jobs.tracing import current_traceparent
 
@@ -130,10 +129,6 @@ def _suffix() -> str:
         number, digit = divmod(number, len(_ALPHABET))
         characters.append(_ALPHABET[digit])
     return "".join(characters)
-
-
-def json_of(value: object) -> str:
-    return orjson.dumps(value).decode()
 
 
 def hashed(*texts: str) -> str:

@@ -13,9 +13,10 @@ from service.jobs.records.store_limits import StoreLimits
 from service.jobs.spec.common import AnyRule, CommonSpec, Reported, Standing, StoppedJob, StoppingRule, judge
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import json_of
 from service.jobs.store.jobs import Jobs, other_body
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
-from service.jobs.store.submission import Submission, json_of
+from service.jobs.store.submission import Submission
 from service.jobs.submission.chains import ChainedJob, is_stand_in
 from service.jobs.submission.sweeps import Parameters
 

@@ -17,6 +17,7 @@ from service.jobs.records.webhooks import JobChange, Webhook, WebhookDelivery, W
 from service.jobs.spec.common import JobState, WebhookFormat
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
+from service.jobs.store.decode import json_of
 from service.jobs.store.keyspace import (
     WEBHOOK_CHANGES,
     WEBHOOK_DELIVERIES,
@@ -74,7 +75,7 @@ class Webhooks:
             "id": webhook_id, "url": url, "project": project, "states": list(states), "kinds": list(kinds),
             "created_at": time.time(), "created_by": by, "disabled_at": None, "secret": secret, "format": form,
         }  # fmt: skip
-        stubs.add_webhook(self.client, webhook_id, orjson.dumps(entry).decode(), _MOST)
+        stubs.add_webhook(self.client, webhook_id, json_of(entry), _MOST)
         return _webhook(entry), secret
 
     def exist(self) -> bool:

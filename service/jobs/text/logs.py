@@ -57,7 +57,6 @@ def set_log_fields(**fields: str | int) -> None:
 
 
 def log_field(name: str) -> str | None:
-    """Return a field of this task, or ``None``."""
     value = _context.get().get(name)
     return None if value is None else str(value)
 

@@ -122,12 +122,10 @@ def _exporting_provider(service: str) -> TracerProvider:
 
 
 def valid_traceparent(text: str) -> str | None:
-    """Return a ``traceparent`` if it is one."""
     return text if _TRACEPARENT.fullmatch(text) else None
 
 
 def trace_id(traceparent: str) -> str:
-    """Return the trace that a ``traceparent`` belongs to."""
     return traceparent.split("-")[1]
 
 

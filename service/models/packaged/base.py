@@ -55,9 +55,13 @@ def _import_torchvision() -> None:
 def check_name(name: str, known: Collection[str], package: str, field: str = "model.name") -> None:
     """Raise :class:`PackagedError` with the nearest names for one that the package does not have."""
     if name not in known:
-        nearest = get_close_matches(name, known, n=4, cutoff=0.5)
-        listed = f"; nearest are {', '.join(nearest)}" if nearest else ""
-        raise PackagedError(f"{field}: {package} has no architecture {name!r}{listed}")
+        raise PackagedError(f"{field}: {package} has no architecture {name!r}{nearest(name, known)}")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return the end of a sentence about an unknown name: the known ones that are nearest, if any are near."""
+    found = get_close_matches(name, known, n=4, cutoff=0.5)
+    return f"; nearest are {', '.join(found)}" if found else ""
 
 
 @contextmanager
@@ -90,10 +94,8 @@ class Packaged(nn.Module):
         for each in beginnings:
             found = [name for name in parameters if name == each or name.startswith(f"{each}.")]
             if not found:
-                nearest = get_close_matches(each, {name.rpartition(".")[0] for name in parameters}, n=4, cutoff=0.3)
-                raise PackagedError(
-                    f"model.frozen: no parameter begins with {each!r}; nearest are {', '.join(nearest)}"
-                )
+                others = get_close_matches(each, {name.rpartition(".")[0] for name in parameters}, n=4, cutoff=0.3)
+                raise PackagedError(f"model.frozen: no parameter begins with {each!r}; nearest are {', '.join(others)}")
             for name in found:
                 parameters[name].requires_grad_(False)
             if each not in parameters:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from service.jobs.spec.families.huggingface import HuggingfaceConfig
-from service.models.packaged.base import Packaged, PackagedError, check_name, explained, imported
+from service.models.packaged.base import Packaged, PackagedError, check_name, explained, imported, nearest
 from service.models.packaged.plans import divide, own_parameters
 from service.parallel.mesh import Axis
 
@@ -89,9 +88,7 @@ def _check_fields(given: dict[str, Any], kind: Any) -> None:
     without a word.
     """
     for path, name, known in _unknown(given, kind, "model.config"):
-        nearest = get_close_matches(name, known, n=4, cutoff=0.5)
-        listed = f"; nearest are {', '.join(nearest)}" if nearest else ""
-        raise PackagedError(f"{path}.{name}: {kind.model_type} has no such field{listed}")
+        raise PackagedError(f"{path}.{name}: {kind.model_type} has no such field{nearest(name, known)}")
 
 
 def _unknown(given: dict[str, Any], kind: Any, path: str) -> Iterator[tuple[str, str, Collection[str]]]:

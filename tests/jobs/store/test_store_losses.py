@@ -129,27 +129,31 @@ def test_a_number_of_a_withdrawn_attempt_is_not_given_again(store: Store, world:
     assert store.jobs.get(job.id).attempt == 3
 
 
-def test_all_lost_parts_of_a_gang_have_to_come_back(store: Store, gang: Job, world: World) -> None:
-    first, second = parts(gang)
-    for ref in (first, second):
+@pytest.fixture
+def lost_parts(store: Store, gang: Job, world: World) -> list[AttemptRef]:
+    """Both parts of a gang, which has begun; they were given up for lost."""
+    refs = parts(gang)
+    for ref in refs:
         store.attempts.claim(ref, "s")
         world.expire(ref)
     store.attempts.reap()
+    return refs
+
+
+def test_all_lost_parts_of_a_gang_have_to_come_back(store: Store, gang: Job, lost_parts: list[AttemptRef]) -> None:
+    first, second = lost_parts
     assert store.jobs.get(gang.id).state == "queued"
     assert store.attempts.finish(first, DONE).state == "running"
     assert store.attempts.finish(second, PartOutcome("succeeded")).result == DONE.result
     assert store.jobs.get(gang.id).state == "succeeded"
 
 
-def test_a_gang_does_not_come_back_without_a_part_that_is_gone(store: Store, gang: Job, world: World) -> None:
-    first, second = parts(gang)
-    for ref in (first, second):
-        store.attempts.claim(ref, "s")
-        world.expire(ref)
-    store.attempts.reap()
+def test_a_gang_does_not_come_back_without_a_part_that_is_gone(
+    store: Store, lost_parts: list[AttemptRef], world: World
+) -> None:
     world.beat("b", cpu=1)
     with pytest.raises(Superseded):
-        store.attempts.finish(first, DONE)
+        store.attempts.finish(lost_parts[0], DONE)
 
 
 def test_a_renewal_before_the_reaper_comes_keeps_the_part(store: Store, world: World) -> None:
@@ -202,17 +206,23 @@ def test_a_silent_host_loses_what_it_did_not_claim_at_once(store: Store, world: 
     assert store.attempts.place() == [unclaimed.id]
 
 
+def lose_the_second(store: Store, gang: Job, world: World) -> str:
+    """The second part is lost and the first one stops; the state of the job between the two."""
+    first, second = parts(gang)
+    world.expire(second)
+    store.attempts.reap()
+    state = store.jobs.get(gang.id).state
+    assert store.attempts.renew(first) == "stop"
+    assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"
+    return state
+
+
 def test_a_lost_part_of_a_gang_ends_the_attempt_when_its_peers_have_ended(
     store: Store, gang: Job, world: World
 ) -> None:
-    first, second = parts(gang)
-    store.attempts.claim(first, "s")
-    store.attempts.claim(second, "s")
-    world.expire(second)
-    store.attempts.reap()
-    assert store.jobs.get(gang.id).state == "running"
-    assert store.attempts.renew(first) == "stop"
-    assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"
+    for part in parts(gang):
+        store.attempts.claim(part, "s")
+    assert lose_the_second(store, gang, world) == "running"
     assert store.attempts.place() == []
     world.beat("b", cpu=1)
     assert store.attempts.place() == [gang.id]
@@ -221,11 +231,7 @@ def test_a_lost_part_of_a_gang_ends_the_attempt_when_its_peers_have_ended(
 def test_a_gang_of_which_one_host_does_not_claim_its_part_in_time_starts_nowhere(
     store: Store, gang: Job, world: World
 ) -> None:
-    first, second = parts(gang)
-    store.attempts.claim(first, "s")
-    world.expire(second)
-    store.attempts.reap()
-    assert store.attempts.renew(first) == "stop"
-    assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"
+    store.attempts.claim(parts(gang)[0], "s")
+    lose_the_second(store, gang, world)
     reason = store.jobs.get(gang.id).reason or ""
     assert "nobody on host b claimed the job in time; queued again without using a retry" in reason

@@ -54,12 +54,18 @@ def reason(store: Store, job_id: str) -> str | None:
     return line.reason
 
 
-def test_a_job_over_its_projects_devices_waits_and_holds_back_nobody(limited: Store, redis: redis_py.Redis) -> None:
+def use_one_of_two(limited: Store, redis: redis_py.Redis) -> str:
+    """The project may hold two devices, and a job of it has one."""
     limited.projects.limit("vision", {"devices": 2})
     at(redis, START)
     host(limited, 8)
-    first, large = submit_for(limited, "vision", 1), submit_for(limited, "vision", 2)
-    assert limited.attempts.place() == [first]
+    job = submit_for(limited, "vision", 1)
+    assert limited.attempts.place() == [job]
+    return job
+
+
+def test_a_job_over_its_projects_devices_waits_and_holds_back_nobody(limited: Store, redis: redis_py.Redis) -> None:
+    first, large = use_one_of_two(limited, redis), submit_for(limited, "vision", 2)
     assert limited.projects.usage("vision").devices == 1
     assert reason(limited, large) == "project vision uses 1 of 2 devices, and this job needs 2"
     at(redis, START + 2 * BOUND_MS)
@@ -79,11 +85,7 @@ def test_a_job_over_its_projects_devices_waits_and_holds_back_nobody(limited: St
 
 
 def test_before_the_bound_a_smaller_job_of_the_project_may_overtake(limited: Store, redis: redis_py.Redis) -> None:
-    limited.projects.limit("vision", {"devices": 2})
-    at(redis, START)
-    host(limited, 8)
-    first = submit_for(limited, "vision", 1)
-    assert limited.attempts.place() == [first]
+    use_one_of_two(limited, redis)
     submit_for(limited, "vision", 2)
     small = submit_for(limited, "vision", 1)
     assert limited.attempts.place() == [small]

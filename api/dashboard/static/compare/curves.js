@@ -1,13 +1,12 @@
 /** One metric of many jobs on one axis. */
 
-import { duration } from "../lib/format.js";
-import { extent, tickLabel } from "../lib/scales.js";
+import { extent } from "../lib/scales.js";
 import { MEASURED } from "../lib/plane.js";
 import { bySeed, mean, named } from "../lib/seeds.js";
 import { ofDevice, ofLabels, panels, smoothed, table } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { callAt } from "../ui/api.js";
-import { axisSwitch, Crosshair } from "../ui/canvas.js";
+import { AXES, axisSwitch, Crosshair } from "../ui/canvas.js";
 import { Chart, TOLD_APART } from "../ui/chart.js";
 import { fill, h } from "../ui/dom.js";
 import { blank } from "../ui/status.js";
@@ -25,10 +24,6 @@ const FIRST = "loss";
 const FRAMES = 5;
 /** Jobs whose speed and memory are asked for beside the metric that is drawn. */
 const MEASURED_JOBS = 100;
-const AXES = {
-  step: { label: tickLabel, word: "step" },
-  time: { label: duration, word: "after" },
-};
 
 export class Curves {
   /**
@@ -73,7 +68,7 @@ export class Curves {
       this.draw();
       redrawn();
     });
-    this.seeds = h("label", { class: "choice" }, this.means, "Mean of seeds");
+    this.seeds = h("label", {}, this.means, "Mean of seeds");
     this.place = h("div", { class: "curves" });
     this.note = h("span", { class: "note" });
     const axes = axisSwitch(this.by, (by) => {

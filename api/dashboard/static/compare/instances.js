@@ -28,7 +28,7 @@ export class Instances {
     this.table = h("table", { class: "table cards compared" });
     this.element = h("section", { class: "panel", id: "instances", "aria-label": "Instances", hidden: true },
       h("header", {}, h("h2", {}, "Instances"), this.note,
-        h("label", { class: "aside choice" }, this.differing, "Only where they differ")),
+        h("label", { class: "aside" }, this.differing, "Only where they differ")),
       h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Verdicts" }, this.table));
   }
 

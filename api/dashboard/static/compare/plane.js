@@ -42,7 +42,7 @@ export class Plane {
     for (const [name, select] of /** @type {const} */ ([["x", this.x], ["y", this.y]])) {
       select.addEventListener("change", () => chosen(name, select.value));
     }
-    this.across = h("label", { class: "choice" }, "Across", this.x);
+    this.across = h("label", {}, "Across", this.x);
     this.place = h("div", { class: "plane" });
     this.reading = h("p", { class: "reading muted" });
     this.switches = /** @type {const} */ (["points", "lines"]).map((view) => {
@@ -52,7 +52,7 @@ export class Plane {
     });
     this.element = h("section", { class: "panel", id: "plane", "aria-label": "Fields and results" },
       h("header", {}, h("h2", {}, "Fields and results"),
-        h("span", { class: "aside" }, this.across, h("label", { class: "choice" }, "Upwards", this.y),
+        h("span", { class: "aside" }, this.across, h("label", {}, "Upwards", this.y),
           h("span", { class: "switch", role: "group", "aria-label": "Drawn as" }, ...this.switches.map(({ button }) => button)))),
       this.place, this.reading);
     new ResizeObserver(() => this.draw()).observe(this.place);

@@ -1,11 +1,10 @@
 /** Metric curves, growing as the job reports. */
 
-import { duration } from "../lib/format.js";
-import { extent, tickLabel } from "../lib/scales.js";
+import { extent } from "../lib/scales.js";
 import { best, isEvaluation, ofDevice, ofLabels, panels, smoothed, table, take } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
-import { axisSwitch, Crosshair } from "../ui/canvas.js";
+import { AXES, axisSwitch, Crosshair } from "../ui/canvas.js";
 import { Chart } from "../ui/chart.js";
 import { fill, h, oncePerFrame } from "../ui/dom.js";
 import { blank } from "../ui/status.js";
@@ -15,10 +14,6 @@ import { Section } from "./section.js";
 /** @typedef {import("../lib/series.js").Series} Series */
 
 const MAX_POINTS = 2000;
-const AXES = {
-  step: { label: tickLabel, word: "step" },
-  time: { label: duration, word: "after" },
-};
 
 export class Metrics extends Section {
   /** @param {boolean} always shown also while it has nothing to show */

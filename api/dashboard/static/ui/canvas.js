@@ -1,5 +1,6 @@
 /** What all plots share: a canvas that fits its box and the theme, a frame with ticks, and one crosshair for all. */
 
+import { duration } from "../lib/format.js";
 import { apart, tickLabel } from "../lib/scales.js";
 import { h, oncePerFrame, setAttribute } from "./dom.js";
 
@@ -175,6 +176,12 @@ export function follow(canvas, crosshair, invert, neighbour) {
     crosshair.move(neighbour(crosshair.at, steps));
   });
 }
+
+/** How the two horizontal axes tell their values. */
+export const AXES = {
+  step: { label: tickLabel, word: "step" },
+  time: { label: duration, word: "after" },
+};
 
 /**
  * Buttons that choose the horizontal axis.

@@ -40,7 +40,6 @@ def launchers() -> dict[str, str]:
 
 
 def unknown_launcher(name: str) -> str:
-    """Return the error for an unknown launcher."""
     return f"there is no launcher {name}; there are {', '.join([LOCAL, *launchers()])}"
 
 

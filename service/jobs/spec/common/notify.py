@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -119,9 +119,6 @@ def _number_at(numbers: Mapping[str, Any], path: str) -> float | None:
     return None if isinstance(found, bool) or not isinstance(found, (int, float)) else float(found)
 
 
-_SCHEMES = ("https", "http")
-
-
 def check_receiver(url: str, form: WebhookFormat) -> None:
     """Check where deliveries of a form go, as far as possible without resolving it. Raises ``ValueError`` that says
     what is accepted.
@@ -135,12 +132,7 @@ def check_receiver(url: str, form: WebhookFormat) -> None:
 
 def check_url(url: str) -> None:
     """Check a URL as far as possible without resolving it. Raises ``ValueError`` that says what is accepted."""
-    try:
-        parts = urlsplit(url)
-        has_port = parts.port != 0
-    except ValueError:
-        raise ValueError("an https:// URL with a host") from None
-    if parts.scheme not in _SCHEMES or not parts.hostname or not has_port:
+    if (parts := _server_of(url)) is None:
         raise ValueError("an https:// URL with a host")
     if parts.username is not None or parts.password is not None:
         raise ValueError("a URL without user and password: deliveries are signed")
@@ -197,11 +189,17 @@ class ExportTargets(Strict):
 
 def leads_to_a_server(url: str) -> bool:
     """Return whether a URL names a server and contains no secret: specs are shown to whoever may read a job."""
+    if (parts := _server_of(url)) is None:
+        return False
+    says_more = any((parts.username, parts.password, parts.query, parts.fragment))
+    return url.isascii() and url.isprintable() and " " not in url and not says_more
+
+
+def _server_of(url: str) -> SplitResult | None:
+    """Return the parts of a URL that leads to a host by HTTP; ``None`` for any other."""
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0
     except ValueError:
-        return False
-    said_more = (parts.username, parts.password, parts.query or None, parts.fragment or None)
-    is_plain = url.isascii() and url.isprintable() and " " not in url
-    return is_plain and parts.scheme in ("https", "http") and bool(parts.hostname) and has_port and not any(said_more)
+        return None
+    return parts if parts.scheme in ("https", "http") and parts.hostname and has_port else None

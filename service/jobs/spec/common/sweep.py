@@ -81,7 +81,6 @@ class SweepSpec(Strict):
 
     @property
     def jobs(self) -> int:
-        """Return the number of jobs."""
         if self.random is not None:
             return self.random.jobs
         if self.grid is not None:
