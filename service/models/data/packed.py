@@ -13,8 +13,8 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
+from service.formats.arrays import BROKEN, check_claim
 from service.jobs.spec.data import FileTokens
-from service.models.data.arrays import BROKEN, check_claim
 from service.models.data.sources import Split
 
 CHECKED_WHOLE = 2**26
