@@ -109,7 +109,10 @@ def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def compare(job_ids: JobArguments, as_json: JsonFlag = False, as_csv: CsvFlag = False) -> None:
-    """Compare jobs, or the jobs of sweeps: the fields in which their specs differ, and their results."""
+    """Compare jobs, or the jobs of sweeps: the fields in which their specs differ, and their results.
+
+    The table leaves out what is alike in all jobs, and lists; --csv and --json have them.
+    """
     with client() as service:
         found = [each for job_id in job_ids for each in _jobs_behind(service, service.job(job_id))]
     rows = tables.compared_rows(found)
@@ -118,11 +121,22 @@ def compare(job_ids: JobArguments, as_json: JsonFlag = False, as_csv: CsvFlag = 
     elif as_csv:
         print_csv(rows)
     else:
-        names = tables.columns(rows)
+        names, alike = _telling(rows)
         shown = table(*names)
         for row in rows:
             shown.add_row(*(_shown(row.get(name)) for name in names))
         out.print(shown)
+        if alike:
+            err.print(f"{alike} more columns are alike in all jobs, or lists: --csv has them", style="dim")
+
+
+def _telling(rows: list[tables.Row]) -> tuple[list[str], int]:
+    """Return the columns that tell jobs apart in a terminal, and the number of others."""
+    every = tables.columns(rows)
+    found = [name for name in every if len(rows) == 1 or len({str(row.get(name)) for row in rows}) > 1]
+    found = [name for name in found if not any(str(row.get(name)).startswith("[") for row in rows)]
+    kept = list(dict.fromkeys(["id", "name", *found]))
+    return kept, len(every) - len(kept)
 
 
 def _jobs_behind(service: Client, job: Job) -> list[ListedJob]:
