@@ -27,7 +27,7 @@ from trivet.cli.context import (
     print_json,
     table,
 )
-from trivet.cli.sweeps import show_jobs
+from trivet.cli.sweeps import show_jobs, why
 
 if TYPE_CHECKING:
     from service.jobs.records import Job, JobPhase, ListedJob
@@ -87,7 +87,7 @@ def list_jobs(
     else:
         rows = table("id", "kind", "name", "state", "progress", "age", "owner", "why")
         for job in page.items:
-            facts = (_state(job), _progress(job), age(job.created_at), job.owner, _why(job))
+            facts = (_state(job), _progress(job), age(job.created_at), job.owner, why(job))
             rows.add_row(job.id, job.kind, job.name, *facts)
         out.print(rows if page.items else "no jobs")
     if page.next_cursor is not None:
@@ -259,12 +259,6 @@ def _state(job: ListedJob) -> Text:
     return Text(job.state, style=_STYLES.get(job.state, ""))
 
 
-def _why(job: ListedJob) -> str:
-    """Return the first line of why a job waits or failed."""
-    told = job.reason or "" if job.error is None else f"{job.error.type}: {job.error.message}"
-    return told.partition("\n")[0]
-
-
 def _progress(job: ListedJob) -> str:
     return "" if job.progress is None else f"{job.progress.done}/{job.progress.total} {job.progress.unit}"
 
@@ -276,6 +270,5 @@ def _phase(phase: JobPhase) -> str:
 
 
 def _duration(job: Job) -> str:
-    if job.started_at is None:
-        return ""
-    return f"{((job.ended_at or datetime.now(UTC)) - job.started_at).total_seconds():.1f} s"
+    begun = job.started_at if job.children is None else job.created_at  # a parent is never placed
+    return "" if begun is None else f"{((job.ended_at or datetime.now(UTC)) - begun).total_seconds():.1f} s"
