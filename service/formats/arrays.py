@@ -44,8 +44,11 @@ _LARGEST_NPZ = 2**34
 """The most bytes of all arrays of an npz file, which is read as a whole; a safetensors file has no limit."""
 
 
+_MOST_NAMED = 10
+
+
 @dataclass(frozen=True)
-class Stored:
+class ArrayHeader:
     """An array by its header: ``kind`` is the name of its numbers' type."""
 
     shape: tuple[int, ...]
@@ -75,22 +78,24 @@ def is_npz(path: Path) -> bool:
         return file.read(4) == b"PK\x03\x04"
 
 
-def headers(path: Path, field: str) -> Mapping[str, Stored]:
+def headers(path: Path, field: str) -> Mapping[str, ArrayHeader]:
     """Return the arrays of a safetensors or npz file by name. Raises ``ValueError`` that names the ``field``."""
     if is_npz(path):
         try:
-            return {name: _stored(*header) for name, header in npz_headers(path).items()}
+            return {name: _header_of(*header) for name, header in npz_headers(path).items()}
         except BROKEN as error:
             raise ValueError(f"{field} is no npz file of numbers: {error}") from error
     try:
         with path.open("rb") as content:
             held = tensors_in(content, path.stat().st_size)
     except (TensorHeaderError, OSError) as error:
-        raise ValueError(f"{field} is neither safetensors nor npz: it {error}") from error
-    return {
-        name: Stored(shape, kind, real=kind[0] in "FBIU" and kind != "BOOL", whole=kind[0] in "IU" or kind == "BOOL")
-        for name, (shape, kind) in held.items()
-    }
+        raise ValueError(f"{field} is neither safetensors nor npz") from error
+    return {name: _header_of_tensor(*header) for name, header in held.items()}
+
+
+def _header_of_tensor(shape: tuple[int, ...], kind: str) -> ArrayHeader:
+    whole = kind.startswith(("I", "U"))
+    return ArrayHeader(shape, kind, real=whole or kind.startswith(("F", "BF")), whole=whole or kind == "BOOL")
 
 
 def npz_headers(path: Path) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -110,16 +115,17 @@ def npz_headers(path: Path) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]
     return found
 
 
-def _stored(shape: tuple[int, ...], kind: np.dtype[Any]) -> Stored:
-    return Stored(shape, str(kind), real=kind.kind in "fiu", whole=kind.kind in "iub")
+def _header_of(shape: tuple[int, ...], kind: np.dtype[Any]) -> ArrayHeader:
+    return ArrayHeader(shape, str(kind), real=kind.kind in "fiu", whole=kind.kind in "iub")
 
 
-def count_samples(arrays: Mapping[str, Stored], spec: FileArrays, prefix: str, field: str) -> int:
+def count_samples(arrays: Mapping[str, ArrayHeader], spec: FileArrays, prefix: str, field: str) -> int:
     """Return the length of one split; ``ValueError`` if its arrays do not agree with the spec or with each other."""
     names = (prefix + INPUTS, prefix + TARGETS)
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise ValueError(f"{field} has no array {missing[0]!r}, but {', '.join(sorted(arrays)) or 'none'}")
+        others = sorted(arrays)[:_MOST_NAMED]
+        raise ValueError(f"{field} has no array {missing[0]!r}, but {', '.join(others) or 'none'}")
     inputs, targets = (arrays[name] for name in names)
     _check_inputs(inputs, spec, f"{field}: {names[0]}")
     if len(targets.shape) != 1 or not targets.whole or targets.shape[0] != inputs.shape[0]:
@@ -130,7 +136,7 @@ def count_samples(arrays: Mapping[str, Stored], spec: FileArrays, prefix: str, f
     return inputs.shape[0]
 
 
-def _check_inputs(inputs: Stored, spec: FileArrays, what: str) -> None:
+def _check_inputs(inputs: ArrayHeader, spec: FileArrays, what: str) -> None:
     if not inputs.real:
         raise ValueError(f"{what} are {inputs.kind}; expected real numbers")
     stored = Features(prod(spec.shape), spec.classes, shape=spec.shape)

@@ -85,7 +85,7 @@ def tensors_in(content: IO[bytes], size: int) -> dict[str, tuple[tuple[int, ...]
             for name, each in header.items()
             if name != _ABOUT
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TensorHeaderError(f"is no safetensors file: {error!r}") from error
 
 

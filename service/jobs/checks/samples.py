@@ -1,22 +1,28 @@
-"""Checks whether uploaded arrays hold what the spec says of them, by their headers. Labels are read by ranks alone."""
+"""Checks whether uploaded samples are what the spec says of them, by sizes and headers. Only ranks read the numbers."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from service.jobs.plugins import DataConfig
 from service.jobs.records import Problem
-from service.jobs.spec.data import FileArrays
+from service.jobs.spec.data import FileArrays, FileTokens
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+_EXPECTED = {
+    "arrays": "safetensors, or npz as numpy.savez(FILE, inputs=…, targets=…) writes it",
+    "tokens": "one row of whole numbers of the type that encoding names, longer than sequence",
+}
 
-    from service.formats.arrays import Stored
 
-EXPECTED = "safetensors, or npz as numpy.savez(FILE, inputs=…, targets=…) writes it"
+@dataclass(frozen=True)
+class _Counted:
+    """The samples of ``file``, and those to test with, which are the end of ``file`` where it is ``divided``."""
+
+    whole: int
+    tests: int
+    divided: bool
 
 
 def check_samples(
@@ -25,55 +31,64 @@ def check_samples(
     """Yield why ranks could not take samples from the upload that ``data`` names, the spec's field ``path``: the first
     ``count`` ones to test with, or where it is None, some to learn from.
     """
-    if not isinstance(data, FileArrays):
+    if not isinstance(data, FileArrays | FileTokens):
         return
-    from service.formats.arrays import headers  # noqa: PLC0415 - brings numpy, which only these jobs need
-
-    held: dict[str, Mapping[str, Stored]] = {}
-    for field, file in (("file", data.file), ("test_file", data.test_file)):
-        if file is not None and (content := path_of(file)) is not None:
-            try:
-                held[field] = headers(content, f"data.{field}")
-            except ValueError as error:
-                yield _problem(f"{path}.{field}", error, file)
-                return
-    if "file" in held and (data.test_file is None or "test_file" in held):
-        yield from _check_splits(data, path, held, count)
-
-
-def _problem(path: str, error: ValueError, file: str) -> Problem:
-    """Return the refusal in the words of ranks, which name the field as ``path`` does."""
-    words = re.sub(
-        r"^(data\.(test_)?file: )?(data\.(test_)?file )?", lambda at: "the file " if at[3] else "", str(error)
-    )
-    return Problem(path, words, file, EXPECTED)
-
-
-def _check_splits(
-    data: FileArrays, path: str, held: Mapping[str, Mapping[str, Stored]], count: int | None
-) -> Iterator[Problem]:
-    from service.formats.arrays import TEST, count_samples, has_test_split, held_out  # noqa: PLC0415 - as above
-
-    field, file = "file", data.file
+    files = {"file": data.file} | ({} if data.test_file is None else {"test_file": data.test_file})
+    places = {field: place for field, file in files.items() if (place := path_of(file)) is not None}
+    if isinstance(data, FileTokens) and data.encoding == "text":  # only ranks count its tokens
+        if count is None and data.test_fraction == 1 and data.test_file is None:
+            yield _nothing_to_learn_from(path)
+        return
+    if len(places) < len(files):
+        return
     try:
-        whole = count_samples(held["file"], data, "", "data.file")
-        own = has_test_split(held["file"], data)
-        if data.test_file is not None:
-            field, file = "test_file", data.test_file
-            tests = count_samples(held["test_file"], data, "", "data.test_file")
-        else:
-            tests = count_samples(held["file"], data, TEST, "data.file") if own else held_out(whole, data)
-    except ValueError as error:
-        yield _problem(f"{path}.{field}", error, file)
+        found = _count_arrays(data, places) if isinstance(data, FileArrays) else _count_tokens(data, places)
+    except ValueError as error:  # in the words of ranks, which begin with the field
+        at, _, words = str(error).partition(" ")
+        field = at.removeprefix("data.").rstrip(":")
+        told = words if at.endswith(":") else f"the file {words}"
+        yield Problem(f"{path}.{field}", told, files[field], _EXPECTED[data.format])
         return
-    divided = data.test_file is None and not own
-    if count is None and divided and tests == whole:
-        message = f"all {whole} samples are for testing, and none is left to learn from"
-        yield Problem(f"{path}.test_fraction", message, data.test_fraction, "less than 1")
-    elif count is not None and count > tests:
-        message = f"the test split has {tests} samples"
-        expected = f"at most {tests}"
-        if divided and count <= whole:
-            message += f", the last of {whole}"
-            expected += f", or {path}.test_fraction: 1 for all {whole}"
-        yield Problem(path.removesuffix("data") + "count", message, count, expected)
+    if count is None and found.divided and found.tests == found.whole:
+        yield _nothing_to_learn_from(path)
+    elif count is not None and count > found.tests:
+        yield _too_few(found, path, count)
+
+
+def _count_arrays(data: FileArrays, places: Mapping[str, Path]) -> _Counted:
+    # Imported here and below, as they bring numpy, which only these jobs need.
+    from service.formats.arrays import TEST, count_samples, has_test_split, headers, held_out  # noqa: PLC0415
+
+    held = headers(places["file"], "data.file")
+    whole, own = count_samples(held, data, "", "data.file"), has_test_split(held, data)
+    if "test_file" in places:
+        tests = count_samples(headers(places["test_file"], "data.test_file"), data, "", "data.test_file")
+        return _Counted(whole, tests, divided=False)
+    if own:
+        return _Counted(whole, count_samples(held, data, TEST, "data.file"), divided=False)
+    return _Counted(whole, held_out(whole, data), divided=True)
+
+
+def _count_tokens(data: FileTokens, places: Mapping[str, Path]) -> _Counted:
+    from service.formats.tokens import count_ids, count_sequences, held_out  # noqa: PLC0415 - as above
+
+    counts = {}
+    for field, place in places.items():
+        named = f"data.{field}"
+        counts[field] = count_sequences(count_ids(place, data.encoding, named), data, named)
+    whole = counts["file"]
+    if "test_file" in counts:
+        return _Counted(whole, counts["test_file"], divided=False)
+    return _Counted(whole, held_out(whole, data, "data.file"), divided=True)
+
+
+def _nothing_to_learn_from(path: str) -> Problem:
+    return Problem(f"{path}.test_fraction", "all samples are for testing, and none is left to learn from", 1, "below 1")
+
+
+def _too_few(found: _Counted, path: str, count: int) -> Problem:
+    message, expected = f"the test split has {found.tests} samples", f"at most {found.tests}"
+    if found.divided and count <= found.whole:
+        message += f", the last of {found.whole}"
+        expected += f", or {path}.test_fraction: 1 for all {found.whole}"
+    return Problem(path.removesuffix("data") + "count", message, count, expected)

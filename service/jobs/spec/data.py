@@ -12,7 +12,12 @@ from service.jobs.plugins.catalogue import catalogue
 
 _TestFraction = Annotated[
     float,
-    Field(gt=0, lt=1, description="share of the samples kept for testing, from the end, unless there is a test_file"),
+    Field(
+        gt=0,
+        le=1,
+        description="share of the samples kept for testing, from the end, unless there is a test_file or a test split "
+        "in the file; 1 where nothing learns, as in a verification",
+    ),
 ]
 
 
@@ -75,13 +80,7 @@ class FileArrays(DataConfig):
     test_file: FileId | None = Field(
         None, description="the id of an upload for testing, with arrays inputs and targets"
     )
-    test_fraction: float = Field(
-        0.2,
-        gt=0,
-        le=1,
-        description="share of the samples kept for testing, from the end, unless there is a test split in file or "
-        "test_file; 1 where nothing learns, as in a verification",
-    )
+    test_fraction: _TestFraction = 0.2
 
     @property
     def gives(self) -> Samples:

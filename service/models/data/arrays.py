@@ -15,7 +15,7 @@ from service.formats.arrays import (
     BROKEN,
     INPUTS,
     TARGETS,
-    Stored,
+    ArrayHeader,
     count_samples,
     held_out,
     is_npz,
@@ -67,7 +67,7 @@ def read(path: Path, field: str) -> Mapping[str, Tensor]:
 
 def samples(arrays: Mapping[str, Tensor], spec: FileArrays, prefix: str, field: str) -> ArraySamples:
     """Return one split; ``ValueError`` if its arrays do not agree with the spec or with each other."""
-    count_samples({name: _stored(array) for name, array in arrays.items()}, spec, prefix, field)
+    count_samples({name: _header_of(array) for name, array in arrays.items()}, spec, prefix, field)
     labels = arrays[prefix + TARGETS].long()
     if int(labels.min()) < 0 or int(labels.max()) >= spec.classes:
         got = f"{int(labels.min())} to {int(labels.max())}"
@@ -76,10 +76,10 @@ def samples(arrays: Mapping[str, Tensor], spec: FileArrays, prefix: str, field: 
     return ArraySamples(arrays[prefix + INPUTS], labels, spec)
 
 
-def _stored(array: Tensor) -> Stored:
+def _header_of(array: Tensor) -> ArrayHeader:
     exact = not (array.is_floating_point() or array.is_complex())
     real = not (array.is_complex() or array.dtype == torch.bool)
-    return Stored(tuple(array.shape), str(array.dtype), real=real, whole=exact)
+    return ArrayHeader(tuple(array.shape), str(array.dtype), real=real, whole=exact)
 
 
 def divide(whole: ArraySamples) -> tuple[ArraySamples, ArraySamples]:

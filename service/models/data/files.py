@@ -35,7 +35,7 @@ def _digest(spec: FileTokens | FileArrays) -> str:
 def _tokens(spec: FileTokens, layout: DataLayout | None) -> tuple[Samples, Samples]:
     train = packed.open_tokens(_token_file(spec, spec.file, "file", layout), spec, "data.file")
     if spec.test_file is None:
-        return packed.divide(train, spec.test_fraction)
+        return packed.divide(train, spec)
     return train, packed.open_tokens(_token_file(spec, spec.test_file, "test_file", layout), spec, "data.test_file")
 
 

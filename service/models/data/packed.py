@@ -13,7 +13,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.formats.arrays import BROKEN, check_claim
+from service.formats.tokens import count_ids, count_sequences, held_out
 from service.jobs.spec.data import FileTokens
 from service.models.data.sources import Split
 
@@ -75,23 +75,17 @@ def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
     large.
     """
     ids = _map(file, field)
-    count = (len(ids) - 1) // spec.sequence
-    if count < 1:
-        raise ValueError(
-            f"{field} holds {len(ids)} tokens; data.sequence={spec.sequence} needs at least {spec.sequence + 1}"
-        )
+    count = count_sequences(len(ids), spec, field)
     for window in _windows(ids):
         check_ids(window, spec.vocabulary, f"{field} holds")
     return PackedTokens(ids, spec.sequence, spec.vocabulary, field, 0, count)
 
 
-def divide(tokens: PackedTokens, test_fraction: float) -> tuple[PackedTokens, PackedTokens]:
-    """Divide into training and test split, the last ``test_fraction``: at least one sequence."""
-    held_out = max(int(len(tokens) * test_fraction), 1)
-    rest = len(tokens) - held_out
-    if rest < 1:
-        raise ValueError(f"{tokens.field} holds {len(tokens)} sequences of {tokens.length}: too few for a test split")
-    return replace(tokens, count=rest), replace(tokens, first=rest, count=held_out)
+def divide(tokens: PackedTokens, spec: FileTokens) -> tuple[PackedTokens, PackedTokens]:
+    """Divide into training and test split, which is the end."""
+    held = held_out(len(tokens), spec, tokens.field)
+    rest = len(tokens) - held
+    return replace(tokens, count=rest), replace(tokens, first=rest, count=held)
 
 
 def check_ids(ids: Ids, vocabulary: int, who_has: str, question: str = "is the encoding right?") -> None:
@@ -113,23 +107,10 @@ def _windows(ids: Ids) -> Iterator[Ids]:
 
 
 def _map(file: TokenFile, field: str) -> Ids:
+    count = count_ids(file.path, file.encoding, field)
     if file.encoding == "npy":
-        return _map_npy(file.path, field)
+        ids: Ids = open_memmap(file.path, mode="r")
+        return ids
     kind = np.dtype(file.encoding).newbyteorder("<")
-    size = file.path.stat().st_size
-    if size % kind.itemsize:
-        raise ValueError(f"{field} has {size} bytes, which are no whole number of {file.encoding} ids")
     # An empty file cannot be mapped.
-    return np.memmap(file.path, kind, mode="r") if size else np.empty(0, kind)
-
-
-def _map_npy(path: Path, field: str) -> Ids:
-    try:
-        with path.open("rb") as file:
-            check_claim(file, path.stat().st_size)
-        ids: Ids = open_memmap(path, mode="r")
-    except BROKEN as error:
-        raise ValueError(f"{field} is no array in NumPy's format: {error}") from error
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(f"{field} holds {ids.dtype} of shape {ids.shape}; expected one row of integers")
-    return ids
+    return np.memmap(file.path, kind, mode="r") if count else np.empty(0, kind)

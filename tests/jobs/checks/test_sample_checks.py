@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checked_specs import FILE, MLP, spec
+from checked_specs import FILE, MLP, TRANSFORMER, spec
 from safetensors.numpy import save
 
 from service.jobs.plugins import CheckContext
@@ -61,10 +61,13 @@ def test_a_table_of_text_is_no_array_and_the_refusal_says_how_it_becomes_one(tmp
     (path := tmp_path / "content").write_text("label,p0,p1\n1,0.5,0.25\n")
     [(where, told, expected)] = found(path)
     assert where == "data.file"
-    assert told.startswith("the file is neither safetensors nor npz")
+    assert told == "the file is neither safetensors nor npz"
     assert "numpy.savez(FILE, inputs=…, targets=…)" in expected
     path.write_bytes(b"PK\x03\x04 and no more")
     assert "is no npz file of numbers" in found(path)[0][1]
+    odd = b'{"inputs": {"shape": [1e999], "dtype": ""}}'
+    path.write_bytes(len(odd).to_bytes(8, "little") + odd)
+    assert found(path)[0][1] == told
 
 
 def test_no_more_samples_are_asked_for_than_there_are_to_test_with(tmp_path: Path) -> None:
@@ -75,3 +78,27 @@ def test_no_more_samples_are_asked_for_than_there_are_to_test_with(tmp_path: Pat
     assert found(path, "verify", 20, test_fraction=1) == found(path, "verify", 20, test_file=FILE) == []
     assert [where for where, *_ in found(path, "verify", 21, test_fraction=1)] == ["property.robustness.count"]
     assert [where for where, *_ in found(path, "train", test_fraction=1)] == ["data.test_fraction"]
+
+
+def test_rows_of_tokens_are_counted(tmp_path: Path) -> None:
+    (path := tmp_path / "content").write_bytes(bytes(2 * 90))  # 89 tokens after the first: five sequences of 16
+
+    def refused(kind: str, count: int = 1, **fields: Any) -> list[tuple[str, str]]:
+        row = {"source": "file", "format": "tokens", "file": FILE, "vocabulary": 256, "sequence": 16, **fields}
+        asked = {"data": row}
+        if kind == "verify":
+            asked = {"property": {"robustness": {"data": row, "eps": 0.1, "count": count}}}
+        problems = check(spec(kind, model=TRANSFORMER, **asked), CheckContext(path_of=lambda _: path))
+        return [(problem.path, problem.message) for problem in problems]
+
+    assert refused("train") == refused("verify") == refused("verify", 5, test_fraction=1) == []
+    assert refused("verify", 2) == [("property.robustness.count", "the test split has 1 samples, the last of 5")]
+    text = {"encoding": "text", "tokenizer": FILE}  # whose tokens only ranks count
+    for fields in ({}, text):
+        assert [where for where, _ in refused("train", test_fraction=1, **fields)] == ["data.test_fraction"]
+    assert refused("train", **text) == []
+    assert refused("train", encoding="npy")[0][1].startswith("the file is no array in NumPy's format")
+    path.write_bytes(bytes(33))
+    assert refused("train") == [("data.file", "the file has 33 bytes, which are no whole number of uint16 ids")]
+    path.write_bytes(bytes(32))
+    assert refused("train") == [("data.file", "the file holds 16 tokens; data.sequence=16 needs at least 17")]
