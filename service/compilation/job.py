@@ -22,7 +22,7 @@ from service.compilation.diagnosis import Diagnosis, diagnose_all
 from service.compilation.forks import RAISED, ForkedProcess, Forks, Seat
 from service.compilation.host_fault import HostFaultError
 from service.compilation.instruments.caches import clear_abandoned
-from service.compilation.instruments.toolchain import Toolchain, own_cache
+from service.compilation.instruments.toolchain import Toolchain
 from service.compilation.judgement import Result
 from service.compilation.ladder import climb
 from service.compilation.plans import plans
@@ -38,6 +38,7 @@ from service.compilation.selftest import SelfTest, kept_or_run, self_test
 from service.compilation.time_share import TimeShare
 from service.jobs.runtime import ENDING, Completion, NullReporter, RunContext, Stopwatch
 from service.jobs.spec.compile import CompileSpec
+from service.models.host_compiler import own_cache
 from service.models.reference import check_whole
 from service.parallel import distributed
 

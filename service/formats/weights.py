@@ -63,6 +63,15 @@ def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
     Raises :class:`TensorHeaderError`, also for tensors that are neither floating-point numbers nor a count, as of the
     batches in a running statistic.
     """
+    held = tensors_in(content, size)
+    for name, (shape, kind) in held.items():
+        if kind not in FLOATS and (shape, kind) != _COUNT:
+            raise TensorTypeError(f"has {name!r} of the type {kind}; expected one of {', '.join(FLOATS)}")
+    return {name: shape for name, (shape, _) in held.items()}
+
+
+def tensors_in(content: IO[bytes], size: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and type, as the format names it, of each tensor in a file. Raises :class:`TensorHeaderError`."""
     head = content.read(8)
     length = int.from_bytes(head, "little")
     if len(head) < 8 or length > min(LARGEST, size - 8):
@@ -71,15 +80,13 @@ def shapes_in(content: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
         raise TensorHeaderError(f"is no safetensors file: its header would have {length} bytes")
     try:
         header = json.loads(content.read(length))
-        held = {
-            name: (tuple(map(int, each["shape"])), each["dtype"]) for name, each in header.items() if name != _ABOUT
+        return {
+            name: (tuple(map(int, each["shape"])), str(each["dtype"]))
+            for name, each in header.items()
+            if name != _ABOUT
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TensorHeaderError(f"is no safetensors file: {error!r}") from error
-    for name, (shape, kind) in held.items():
-        if kind not in FLOATS and (shape, kind) != _COUNT:
-            raise TensorTypeError(f"has {name!r} of the type {kind}; expected one of {', '.join(FLOATS)}")
-    return {name: shape for name, (shape, _) in held.items()}
 
 
 def read_text(archive: Path, name: str) -> bytes:

@@ -13,6 +13,7 @@ from service.jobs.runtime import RefusedError, RunContext
 from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import Phase
 from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, load_portable
+from service.models.host_compiler import reuse_compiler
 from service.models.parallelize import Fingerprint
 
 MODES = tuple(name for name in COMPILE_MODES if name != "eager")
@@ -73,6 +74,8 @@ def load_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunC
     """Load the code that the gate's job compiled, instead of compiling it; every rank logs whether it could."""
     if not modes:
         return
+    if context.device_type == "cpu" and COMPILE_MODES[lowest_mode(modes)].backend == "inductor":
+        reuse_compiler()
     code = f"rank {context.rank}: compiled code of {choice.gate}"
     caches = portable_caches(choice, modes, context.data, context.rank, context.gate_artifacts)
     if not caches:

@@ -42,6 +42,7 @@ def test_selected_jobs_are_compared_and_saved(page: Page, fleet: Fleet, tmp_path
     expect(chart.locator(".legend .entry")).to_have_text(["slow50.0\u202f%", "=fast75.0\u202f%"])
     rows = page.locator("#table tbody tr")
     expect(rows.locator("th")).to_have_text(["slow", "=fast"])
+    expect(rows.locator("th").first).to_have_css("vertical-align", "middle")  # as what stands beside it
     head = page.locator("#table thead")
     expect(head.get_by_role("button")).to_have_text(
         ["job", "state", "duration", "optimizer.lr", "loss", "eval_accuracy"]

@@ -59,6 +59,7 @@ def test_alerts_and_the_audit_log_are_on_pages(page: Page, fleet: Fleet, key: st
     page.goto("/audit?action=host.drain")
     row = page.locator("#rows tr")
     expect(row.locator("td")).to_have_text([re.compile("^20"), "admin", "host.drain", "cpu-a", "127.0.0.1"])
+    expect(row.locator("td").first).to_have_css("white-space", "nowrap")  # a time is one line, however long the rest is
     page.get_by_label("Action").select_option("key.create")
     expect(row).to_have_count(0)
     page.route("**/v1/alerts", lambda route: route.fulfill(json={"items": [FIRING]}))

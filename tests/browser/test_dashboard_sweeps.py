@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx2
@@ -44,6 +45,7 @@ def test_a_sweeps_page_is_a_table_of_its_jobs_by_their_values_the_best_first(
     expect(page.locator("main .reason").first).to_have_text(why)
     page.go_back()
     expect(page.locator("#sweep .note")).to_have_text("2 succeeded")
+    expect(page.locator(".facts-line")).to_contain_text(re.compile(r"\d\s(ms|s|min)"))  # from its submission to its end
     expect(rows.get_by_role("link")).to_have_text(["lr=0.2", "lr=0.1"])
     expect(rows.nth(0).locator("strong")).to_have_text("0.1250")
     expect(rows.nth(0).get_by_title(why)).to_have_text("succeeded at step 12")

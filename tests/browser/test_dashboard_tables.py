@@ -195,6 +195,9 @@ def test_swept_fields_are_named_by_what_tells_them_apart(run: Any) -> None:
     one = job("job_00003", {"kind": "train"}, sweep="job_0", parameters=parameters)
     assert run("compare", "swept", one) == "hidden.0=16, lr=0.1, a.eps=1, b.eps=2"
     assert run("compare", "swept", one | {"sweep": None}) == ""
+    texts = {"method": "beta-crown", "data.source": "true", "name": "a, b"}
+    assert run("compare", "swept", one | {"parameters": texts}) == 'method=beta-crown, source="true", name="a, b"'
+    assert run("compare", "swept", one | {"parameters": {"job": "train"}}) == "train"  # its name in a chain
 
 
 def test_what_is_missing_is_last_in_either_order(run: Any) -> None:

@@ -90,6 +90,9 @@ def test_csv_has_a_line_for_each_row_that_reads_back(trivet: Cli, worker: Worker
     assert [(row["id"], row["seed"], row["result.loss"]) for row in read("compare", *ids)] == [
         (ids[0], "0", "0.5"), (ids[1], "1", "0.5")
     ]  # fmt: skip
+    table = trivet.ok("compare", *ids)
+    assert table.out.splitlines()[0].split() == ["id", "name", "seed"]  # all else is alike, or a list
+    assert "more columns are alike in all jobs, or lists: --csv has them" in table.err
     assert "seed" not in trivet.ok("compare", ids[0], ids[0]).out
     refused = trivet("bounds", ids[0], "--csv")
     assert (refused.code, refused.out) == (2, "")

@@ -11,7 +11,7 @@ import typer.main
 from cli_world import TRAIN, Cli, Worker
 from waiting import eventually
 
-from service.jobs.store import Store
+from service.jobs.store import JobFilter, Store
 from trivet.cli.main import PARTS, program
 from trivet.client import Client
 
@@ -82,6 +82,15 @@ def test_a_batch_is_a_file_with_a_list_of_specs(trivet: Cli, store: Store, worke
     assert "wrong.yaml:2:" in trivet("submit", "--batch", str(wrong)).err
     many = trivet("submit", "--batch", "-", "--watch", stdin=json.dumps(specs * 34))
     assert (many.code, "100 jobs at most" in many.err) == (2, True)
+
+
+def test_a_parent_says_how_long_it_takes_and_why_a_job_of_it_failed(trivet: Cli, store: Store, worker: Worker) -> None:
+    parent = trivet.ok("submit", trivet.spec(sweep={"grid": {"seed": [1, 2]}})).out.strip()
+    first = store.jobs.list(JobFilter(sweep=parent)).items[-1].id
+    worker.end(worker.start(first), error="no such thing\nat all")
+    lines = [line.split(maxsplit=3) for line in trivet.ok("show", parent).out.splitlines()]
+    assert [first, "1", "failed", "ValueError: no such thing"] in lines
+    assert "took" in [words[0] for words in lines if words]
 
 
 @pytest.mark.slow

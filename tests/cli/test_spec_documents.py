@@ -97,3 +97,5 @@ def test_fields_of_json_with_tabs_have_their_places(tmp_path: Path) -> None:
     given_spec = specs.read(str(path))
     assert given_spec.spec == {"kind": "train", "name": "🚂", "steps": 1.0}
     assert given_spec.place("steps") == "spec.json:4:2"
+    changed = specs.read(str(path), ["extra.lr=1"])
+    assert changed.place("extra") == "--set"  # no line of the file has it

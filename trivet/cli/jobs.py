@@ -27,7 +27,7 @@ from trivet.cli.context import (
     print_json,
     table,
 )
-from trivet.cli.sweeps import show_jobs, shown
+from trivet.cli.sweeps import show_jobs, shown, why
 
 if TYPE_CHECKING:
     from service.jobs.records import Job, JobPhase, ListedJob
@@ -87,7 +87,7 @@ def list_jobs(
     else:
         rows = table("id", "kind", "name", "state", "progress", "age", "owner", "why")
         for job in page.items:
-            facts = (_state(job), _progress(job), age(job.created_at), job.owner, _why(job))
+            facts = (_state(job), _progress(job), age(job.created_at), job.owner, why(job))
             rows.add_row(job.id, job.kind, job.name, *facts)
         out.print(rows if page.items else "no jobs")
     if page.next_cursor is not None:
@@ -109,7 +109,10 @@ def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def compare(job_ids: JobArguments, as_json: JsonFlag = False, as_csv: CsvFlag = False) -> None:
-    """Compare jobs, or the jobs of sweeps: the fields in which their specs differ, and their results."""
+    """Compare jobs, or the jobs of sweeps: the fields in which their specs differ, and their results.
+
+    The table leaves out what is alike in all jobs, and lists; --csv and --json have them.
+    """
     with client() as service:
         found = [each for job_id in job_ids for each in _jobs_behind(service, service.job(job_id))]
     rows = tables.compared_rows(found)
@@ -118,11 +121,22 @@ def compare(job_ids: JobArguments, as_json: JsonFlag = False, as_csv: CsvFlag = 
     elif as_csv:
         print_csv(rows)
     else:
-        names = tables.columns(rows)
+        names, alike = _telling(rows)
         values = table(*names)
         for row in rows:
             values.add_row(*("" if row.get(name) is None else shown(row[name]) for name in names))
         out.print(values)
+        if alike:
+            err.print(f"{alike} more columns are alike in all jobs, or lists: --csv has them", style="dim")
+
+
+def _telling(rows: list[tables.Row]) -> tuple[list[str], int]:
+    """Return the columns that tell jobs apart in a terminal, and the number of others."""
+    every = tables.columns(rows)
+    found = [name for name in every if len(rows) == 1 or len({str(row.get(name)) for row in rows}) > 1]
+    found = [name for name in found if not any(str(row.get(name)).startswith("[") for row in rows)]
+    kept = list(dict.fromkeys(["id", "name", *found]))
+    return kept, len(every) - len(kept)
 
 
 def _jobs_behind(service: Client, job: Job) -> list[ListedJob]:
@@ -240,11 +254,6 @@ def _state(job: ListedJob) -> Text:
     return Text(job.state, style=_STYLES.get(job.state, ""))
 
 
-def _why(job: ListedJob) -> str:
-    """Return the first line of why a job waits or failed."""
-    return str(job.error or job.reason or "").partition("\n")[0]
-
-
 def _progress(job: ListedJob) -> str:
     return "" if job.progress is None else f"{job.progress.done}/{job.progress.total} {job.progress.unit}"
 
@@ -256,6 +265,5 @@ def _phase(phase: JobPhase) -> str:
 
 
 def _duration(job: Job) -> str:
-    if job.started_at is None:
-        return ""
-    return f"{((job.ended_at or datetime.now(UTC)) - job.started_at).total_seconds():.1f} s"
+    begun = job.started_at if job.children is None else job.created_at  # a parent is never placed
+    return "" if begun is None else f"{((job.ended_at or datetime.now(UTC)) - begun).total_seconds():.1f} s"

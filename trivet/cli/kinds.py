@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import typer
 
 from trivet.cli.context import JsonFlag, add_commands, client, err, out, print_json, table
@@ -20,7 +22,7 @@ def kinds(as_json: JsonFlag = False) -> None:
         return
     rows = table("what", "name", "package", "description")
     for kind in found.items:
-        rows.add_row("kind", kind.kind, f"{kind.distribution} {kind.version}", _first_line(kind.description))
+        rows.add_row("kind", kind.kind, f"{kind.distribution} {kind.version}", _first_sentence(kind.description))
     named = (
         ("family", found.families),
         ("source", found.sources),
@@ -31,12 +33,14 @@ def kinds(as_json: JsonFlag = False) -> None:
     )
     for what, choices in named:
         for each in choices:
-            rows.add_row(what, each.name, f"{each.distribution} {each.version}", _first_line(each.description))
+            rows.add_row(what, each.name, f"{each.distribution} {each.version}", _first_sentence(each.description))
     out.print(rows)
     for broken in found.unavailable:
         package = f"{broken.distribution} {broken.version}"
         err.block(f"unavailable: {broken.group} {broken.name} of {package}: {broken.reason}", style="red", indent=2)
 
 
-def _first_line(description: str) -> str:
-    return description.partition("\n")[0]
+def _first_sentence(description: str) -> str:
+    """Return the beginning of a docstring, in one line and without its marks."""
+    paragraph = " ".join(description.partition("\n\n")[0].split()).replace("`", "")
+    return re.split(r"(?<=[.;]) |: \{", paragraph, maxsplit=1)[0].rstrip(";.") + "."

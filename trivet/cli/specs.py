@@ -34,6 +34,8 @@ class SpecFile:
         """Return where a field was given: ``train.yaml:12:3``, or ``--set``; for a missing field, where it belongs."""
         if any(path == each or path.startswith(f"{each}.") for each in self.changed):
             return "--set"
+        if path not in self.fields and any(each.startswith(f"{path}.") for each in self.changed):
+            return "--set"  # which made the mapping around what it names
         found = nearest(self.fields, path)
         return "" if found is None else f"{self.source}:{found[0]}:{found[1]}"
 

@@ -1,5 +1,5 @@
-"""Shows the jobs of a sweep as a table: their values, states and, if the sweep asks for one, the metric,
-and where it stopped jobs early.
+"""Shows the jobs of a sweep or chain as a table: their values, states, why some did not succeed and, if the sweep asks
+for them, the metric and where it stopped jobs early.
 """
 
 from __future__ import annotations
@@ -21,15 +21,23 @@ def show_jobs(service: Client, parent: Job, out: Terminal) -> None:
     asked = (parent.spec.get("sweep") or {}).get("best")
     metric = [asked["metric"]] if asked else []
     stops = ["stopped at"] if (parent.spec.get("sweep") or {}).get("stop") else []
-    rows = table("id", *paths, "state", *metric, *stops)
+    reasons = ["why"] if any(job.state != "succeeded" and why(job) for job in jobs) else []
+    rows = table("id", *paths, "state", *metric, *stops, *reasons)
     for job in jobs:
         values = [shown((job.parameters or {}).get(path, "")) for path in paths]
         found = [shown(_at(job.result, name)) for name in metric]
-        rows.add_row(job.id, *values, job.state, *found, *(_early_step(job) for _ in stops))
+        stopped, told = (_early_step(job) for _ in stops), (why(job) for _ in reasons)
+        rows.add_row(job.id, *values, job.state, *found, *stopped, *told)
     out.print(rows)
     if parent.children is not None and parent.children.best is not None:
         best = parent.children.best
         out.print(f"best: {best.job}, {metric[0]} {shown(best.value)}")
+
+
+def why(job: ListedJob) -> str:
+    """Return the first line of why a job waits, failed or ended early."""
+    told = job.reason or "" if job.error is None else f"{job.error.type}: {job.error.message}"
+    return told.partition("\n")[0]
 
 
 def _early_step(job: ListedJob) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from service.jobs.plugins import Features, ModelConfig, ModelFamily, ProgramConfig, ProgramKind
+from trivet.plugins import Features, ModelConfig, ModelFamily, ProgramConfig, ProgramKind
 
 
 class DigitsResnet(ModelConfig):

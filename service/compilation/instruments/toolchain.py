@@ -5,10 +5,8 @@ The results are kept in a folder of the host that outlives the job, for the next
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import platform
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -22,93 +20,12 @@ from unittest.mock import patch
 import torch
 
 from service.compilation.instruments.caches import empty_caches, forget_compiled
-from service.torch_internals.table import internal, internal_if_there, set_internal
-
-_WORKED = "built and loaded"
-
-
-@dataclass
-class VectorProbes:
-    """Answers torch's probes from results kept in ``folder``, for this host, compiler and torch."""
-
-    folder: Path
-    assumed: set[Path] = field(default_factory=set, init=False)
-    """The files of results that were assumed, not tried."""
-
-    def assume(self) -> None:
-        """Let torch choose, and assume that code for this processor's instructions compiles: a kernel will show it."""
-        self._choose(assumes=True)
-
-    def keep(self) -> None:
-        """Keep the assumed results: a kernel ran."""
-        for path in self.assumed:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_WORKED)
-        self.assumed.clear()
-
-    def forget(self) -> None:
-        """Let torch choose anew, and try the assumed results."""
-        cpu_vec_isa = internal("torch._inductor.cpu_vec_isa")  # brings Inductor
-
-        self.assumed.clear()
-        _clear(cpu_vec_isa)
-        for kind in _kinds(cpu_vec_isa.VecISA):
-            _clear(kind)
-        self._choose(assumes=False)
-
-    def _choose(self, *, assumes: bool) -> None:
-        cpp_builder = internal("torch._inductor.cpp_builder")  # brings Inductor
-        cpu_vec_isa = internal("torch._inductor.cpu_vec_isa")
-        kind: Any = cpu_vec_isa.VecISA
-        tries: Callable[[Any, str], bool] | None = getattr(kind, "check_build", None)
-        if tries is None:
-            return
-        compiler = cpp_builder.get_compiler_version_info(cpp_builder.get_cpp_compiler())
-        about = f"{platform.node()} {torch.__version__} {compiler}"
-
-        def known(isa: Any, code: str) -> bool:
-            name = hashlib.sha256(f"{about} {isa.build_arch_flags()} {code}".encode()).hexdigest()[:32]
-            path = self.folder / "probes" / name
-            if path.exists():
-                return True
-            if assumes:
-                self.assumed.add(path)
-                return True
-            works = tries(isa, code)
-            if works:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(_WORKED)
-            return works
-
-        kind.check_build = known
-        try:
-            cpu_vec_isa.pick_vec_isa()
-        finally:
-            kind.check_build = tries
-
-
-def _kinds(kind: type) -> list[type]:
-    below: list[type] = kind.__subclasses__()
-    return [kind, *(each for one in below for each in _kinds(one))]
-
-
-def _clear(holder: Any) -> None:
-    """Clear the results that functions of a module or class remember."""
-    for member in vars(holder).values():
-        if callable(clear := getattr(member, "cache_clear", None)):
-            clear()
-
+from service.models.host_compiler import VectorProbes, keep_headers, own_cache
+from service.torch_internals.table import internal_if_there
 
 log = logging.getLogger(__name__)
 _PREPARES = "torch._inductor.codecache._precompile_header"
 _EMPTY = 'extern "C" void kernel(float* out) {}'
-
-
-def own_cache() -> Path | None:
-    """Return the folder that outlives this job, for this host and the job's owner; ``None`` outside a job."""
-    default = internal("torch._inductor.runtime.cache_dir_utils.default_cache_dir")()
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch sets it too, to its default
-    return Path(folder) if folder and folder != default else None
 
 
 @dataclass
@@ -123,7 +40,7 @@ class Toolchain:
 
     def __post_init__(self) -> None:
         if self.cache is not None:
-            _keep_headers(self.cache)
+            keep_headers(self.cache)
         if self.device.type == "cpu":  # torch would start processes that compile for GPUs, even without using any
             os.environ.setdefault("TORCH_WARM_POOL", "0")
 
@@ -194,17 +111,6 @@ class Toolchain:
         except Exception as error:
             log.debug("code generation is not prepared beforehand: %s", error)
         self._seconds = time.perf_counter() - start
-
-
-def _keep_headers(folder: Path) -> None:
-    """Keep the C++ compiler's prepared headers in ``folder``, by the names that torch gives them.
-
-    By default they are in the folder for temporary files, which differs for each job; making them takes longer than
-    compiling most kernels.
-    """
-    place = folder / "precompiled_headers"
-    set_internal("torch._inductor.codecache._HEADER_DIR", str(place))
-    set_internal("torch._inductor.codecache._HEADER_LOCK_DIR", str(place / "locks"))
 
 
 def _header_to_prepare() -> Callable[[], Any] | None:

@@ -17,7 +17,6 @@ from service.compilation.instruments.profile import allocated_bytes, peak, reset
 from service.compilation.instruments.recorder import Recorder, recorder
 from service.compilation.instruments.replays import Replays
 from service.compilation.instruments.switches import own_random_numbers, silent_switches
-from service.compilation.instruments.toolchain import own_cache
 from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monitored
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
@@ -31,6 +30,7 @@ from service.compilation.run.observation import Cost, Observation, RungCase, Tim
 from service.compilation.run.recorded_run import RecordedRun, Snapshot, record_run
 from service.compilation.run.run_plan import RunPlan
 from service.compilation.time_share import GivenUpError, given_up
+from service.models.host_compiler import own_cache
 
 
 def observe_rung(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_archive, check_exported, resolve
 from service.jobs.checks.fit import check_data, check_float8, check_mesh, check_package, check_pipeline
+from service.jobs.checks.samples import check_samples
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
 from service.jobs.spec.compile import CompileSpec
@@ -26,6 +27,8 @@ def check(spec: CompileSpec, context: CheckContext) -> Iterator[Problem]:
     if not spec.objective.compiles:
         message = "it is computed without compilation"
         yield Problem("objective.name", message, spec.objective.name, "cross_entropy, or another one")
+    if spec.data is not None:
+        yield from check_samples(spec.data, "data", context.path_of)
     if spec.program is not None:
         yield from (Problem(*reason) for reason in spec.program.check(spec))
     yield from check_exported(spec, context)

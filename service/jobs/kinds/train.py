@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from service.jobs.checks.dependencies import check_archive, resolve
 from service.jobs.checks.fit import check_data, check_export, check_float8, check_mesh, check_package, check_pipeline
 from service.jobs.checks.gate import check_gate
+from service.jobs.checks.samples import check_samples
 from service.jobs.plugins import Better, CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Job, Problem
 from service.jobs.spec.common import MOST_FOLLOWED, TERMINAL, StoppingRule
@@ -29,6 +30,7 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
         yield from _check_evaluations(spec)
     elif spec.data is not None:
         yield from _check_model(spec, spec.data, config, context)
+        yield from check_samples(spec.data, "data", context.path_of)
 
 
 def _check_model(

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from service.jobs.checks.dependencies import check_archive, resolve
 from service.jobs.checks.fit import check_mesh, check_package, check_property
 from service.jobs.checks.queries import check_queries
+from service.jobs.checks.samples import check_samples
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
-from service.jobs.spec.verify import VerifySpec
+from service.jobs.spec.verify import RobustnessProperty, VerifySpec
 
 
 def check(spec: VerifySpec, context: CheckContext) -> Iterator[Problem]:
@@ -21,6 +22,9 @@ def check(spec: VerifySpec, context: CheckContext) -> Iterator[Problem]:
         yield from check_mesh(spec.parallel, spec.parallel.pp, spec.model, config)
         yield from check_property(spec, config)
     yield from check_queries(spec, config, context.path_of)
+    if isinstance(spec.property, RobustnessProperty):
+        asked = spec.property.robustness
+        yield from check_samples(asked.data, "property.robustness.data", context.path_of, count=asked.count)
 
 
 VERIFY = JobKind(

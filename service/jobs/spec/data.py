@@ -12,7 +12,12 @@ from service.jobs.plugins.catalogue import catalogue
 
 _TestFraction = Annotated[
     float,
-    Field(gt=0, lt=1, description="share of the samples kept for testing, from the end, unless there is a test_file"),
+    Field(
+        gt=0,
+        le=1,
+        description="share of the samples kept for testing, from the end, unless there is a test_file or a test split "
+        "in the file; 1 where nothing learns, as in a verification",
+    ),
 ]
 
 

@@ -190,7 +190,8 @@ class TrainSpec(CommonSpec):
     counters: CountersSpec = CountersSpec()
     export: ExportSpec = Field(
         ExportSpec(),
-        description="forms of the finished model, and services that get the job's metrics and results when it ends",
+        description="forms of the finished model, and services that get metrics while the job runs, and its results "
+        "when it ends",
     )
 
     @property

@@ -2,63 +2,27 @@
 
 from __future__ import annotations
 
-import lzma
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, Any
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from service.jobs.plugins import Features
+from service.formats.arrays import (
+    BROKEN,
+    INPUTS,
+    TARGETS,
+    ArrayHeader,
+    count_samples,
+    held_out,
+    is_npz,
+    npz_headers,
+)
 from service.jobs.spec.data import FileArrays
-from service.models.data.sources import OnDisk, Split, count_for_training
-
-BROKEN = (
-    ValueError,
-    TypeError,
-    EOFError,
-    OSError,
-    RuntimeError,
-    SystemError,  # of Python 3.12, whose tokenizer accepts the null bytes of a header
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
-"""The errors of reading a broken file."""
-_HEADERS: Mapping[tuple[int, int], Callable[[IO[bytes]], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = (
-    MappingProxyType({(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0})
-)
-"""The third version has names of fields, which arrays of numbers lack."""
-
-
-def check_claim(file: IO[bytes], size: int) -> None:
-    """Compare the header that ``file`` of ``size`` bytes begins with to that size, before memory is taken for it.
-
-    Raises one of :data:`BROKEN`.
-    """
-    version = npy.read_magic(file)
-    if version not in _HEADERS:
-        raise ValueError(f"version {version} of the format is none for numbers")
-    shape, _, kind = _HEADERS[version](file)
-    claimed = prod(shape) * kind.itemsize
-    if min(shape, default=0) < 0 or claimed > size:
-        raise ValueError(f"its header claims shape {shape} of {kind}, which {size} bytes do not hold")
-
-
-INPUTS, TARGETS, TEST = "inputs", "targets", "test_"
-_LARGEST_NPZ = 2**34
-"""The most bytes of all arrays of an npz file, which is read as a whole; a safetensors file has no limit."""
+from service.models.data.sources import OnDisk, Split
 
 
 @dataclass(frozen=True)
@@ -90,57 +54,33 @@ class ArraySamples(OnDisk):
 
 def read(path: Path, field: str) -> Mapping[str, Tensor]:
     """Return the arrays of a file: those of safetensors are mapped, those of npz are read. Pickles are never loaded."""
-    with path.open("rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"
-    return _read_npz(path, field) if is_zip else _map_safetensors(path, field)
+    return _read_npz(path, field) if is_npz(path) else _map_safetensors(path, field)
 
 
 def samples(arrays: Mapping[str, Tensor], spec: FileArrays, prefix: str, field: str) -> ArraySamples:
     """Return one split; ``ValueError`` if its arrays do not agree with the spec or with each other."""
-    names = (prefix + INPUTS, prefix + TARGETS)
-    missing = [name for name in names if name not in arrays]
-    if missing:
-        raise ValueError(f"{field} has no array {missing[0]!r}, but {', '.join(sorted(arrays)) or 'none'}")
-    inputs, targets = (arrays[name] for name in names)
-    _check_inputs(inputs, spec, f"{field}: {names[0]}")
-    is_whole = not (targets.is_floating_point() or targets.is_complex())
-    if targets.dim() != 1 or not is_whole or len(targets) != len(inputs):
-        got = f"{targets.dtype} of shape {tuple(targets.shape)}"
-        raise ValueError(f"{field}: {names[1]} is {got}; expected one whole number for each of {len(inputs)} inputs")
-    labels = targets.long()
+    count_samples({name: _header_of(array) for name, array in arrays.items()}, spec, prefix, field)
+    labels = arrays[prefix + TARGETS].long()
     if int(labels.min()) < 0 or int(labels.max()) >= spec.classes:
         got = f"{int(labels.min())} to {int(labels.max())}"
-        raise ValueError(f"{field}: {names[1]} are {got}; data.classes={spec.classes} allows 0 to {spec.classes - 1}")
-    return ArraySamples(inputs, labels, spec)
+        what = f"{field}: {prefix + TARGETS}"
+        raise ValueError(f"{what} are {got}; data.classes={spec.classes} allows 0 to {spec.classes - 1}")
+    return ArraySamples(arrays[prefix + INPUTS], labels, spec)
 
 
-def has_test_split(arrays: Mapping[str, Tensor], field: str) -> bool:
-    """Return whether the file has arrays of a test split; ``ValueError`` if it has others of almost that name."""
-    known = (TEST + INPUTS, TEST + TARGETS)
-    found = sorted(name for name in arrays if name.lower().startswith("test"))
-    if foreign := [name for name in found if name not in known]:
-        raise ValueError(f"{field} has an array {foreign[0]!r}; expected {' and '.join(known)} for a test split")
-    return bool(found)
+def _header_of(array: Tensor) -> ArrayHeader:
+    exact = not (array.is_floating_point() or array.is_complex())
+    real = not (array.is_complex() or array.dtype == torch.bool)
+    return ArrayHeader(tuple(array.shape), str(array.dtype), real=real, whole=exact)
 
 
-def divide(whole: ArraySamples, test_fraction: float) -> tuple[ArraySamples, ArraySamples]:
-    """Divide into training and test split: the latter is the last ``test_fraction``, one sample at least."""
-    rest = count_for_training(len(whole), test_fraction, f"data.file holds {len(whole)} samples")
+def divide(whole: ArraySamples) -> tuple[ArraySamples, ArraySamples]:
+    """Divide into training and test split, which is the end."""
+    rest = len(whole) - held_out(len(whole), whole.spec.test_fraction, f"data.file holds {len(whole)} samples")
     return (
         replace(whole, inputs=whole.inputs[:rest], labels=whole.labels[:rest]),
         replace(whole, inputs=whole.inputs[rest:], labels=whole.labels[rest:]),
     )
-
-
-def _check_inputs(inputs: Tensor, spec: FileArrays, what: str) -> None:
-    if inputs.is_complex() or inputs.dtype == torch.bool:
-        raise ValueError(f"{what} are {inputs.dtype}; expected real numbers")
-    stored = Features(prod(spec.shape), spec.classes, shape=spec.shape)
-    if inputs.dim() < 2 or not len(inputs) or not stored.holds(inputs.shape[1:]):
-        raise ValueError(
-            f"{what} have shape {tuple(inputs.shape)}; data.shape says (n, {str(spec.shape)[1:]}, which is the shape "
-            "of a sample as it is stored (data.axes moves its axes)"
-        )
 
 
 def _map_safetensors(path: Path, field: str) -> dict[str, Tensor]:
@@ -153,7 +93,7 @@ def _map_safetensors(path: Path, field: str) -> dict[str, Tensor]:
 
 def _read_npz(path: Path, field: str) -> dict[str, Tensor]:
     try:
-        _check_members(path)
+        npz_headers(path)  # before memory is taken for what they claim
         with np.load(path, allow_pickle=False) as arrays:
             return {
                 name: torch.from_numpy(np.ascontiguousarray(arrays[name], dtype=arrays[name].dtype.newbyteorder("=")))
@@ -163,21 +103,3 @@ def _read_npz(path: Path, field: str) -> dict[str, Tensor]:
         raise ValueError(f"{field} is no npz file of numbers: {error}") from error
     except MemoryError as error:
         raise ValueError(f"{field} holds arrays too large for this machine's memory; use safetensors") from error
-
-
-def _check_members(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        size = sum(member.file_size for member in members)
-        if size > _LARGEST_NPZ:
-            raise ValueError(f"its arrays have {size} bytes, an npz file may have {_LARGEST_NPZ}; use safetensors")
-        for member in members:
-            with archive.open(member) as content:
-                _check_member(content, member)
-
-
-def _check_member(content: IO[bytes], member: zipfile.ZipInfo) -> None:
-    try:
-        check_claim(content, member.file_size)
-    except BROKEN as error:
-        raise ValueError(f"{member.filename}: {error}") from error

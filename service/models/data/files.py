@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from service.formats.arrays import TEST, has_test_split
 from service.jobs.files import DataLayout
 from service.jobs.spec.data import FileArrays, FileTokens
 from service.models.data import arrays, packed
@@ -33,7 +34,7 @@ def _digest(spec: FileTokens | FileArrays) -> str:
 def _tokens(spec: FileTokens, layout: DataLayout | None) -> tuple[Samples, Samples]:
     train = _open_tokens(spec, spec.file, "data.file", layout)
     if spec.test_file is None:
-        return packed.divide(train, spec.test_fraction)
+        return packed.divide(train, spec)
     return train, _open_tokens(spec, spec.test_file, "data.test_file", layout)
 
 
@@ -48,15 +49,13 @@ def _open_tokens(spec: FileTokens, file: str, field: str, layout: DataLayout | N
 
 def _arrays(spec: FileArrays, layout: DataLayout | None) -> tuple[Samples, Samples]:
     held = arrays.read(_path_of_upload(layout, spec.file, "data.file"), "data.file")
-    train, has_test_split = arrays.samples(held, spec, "", "data.file"), arrays.has_test_split(held, "data.file")
-    if spec.test_file is not None and has_test_split:
-        raise ValueError("data.test_file: data.file has a test split of its own (test_inputs); expected one of them")
+    train, has_own = arrays.samples(held, spec, "", "data.file"), has_test_split(held, spec)
     if spec.test_file is not None:
         other = arrays.read(_path_of_upload(layout, spec.test_file, "data.test_file"), "data.test_file")
         return train, arrays.samples(other, spec, "", "data.test_file")
-    if has_test_split:
-        return train, arrays.samples(held, spec, arrays.TEST, "data.file")
-    return arrays.divide(train, spec.test_fraction)
+    if has_own:
+        return train, arrays.samples(held, spec, TEST, "data.file")
+    return arrays.divide(train)
 
 
 def _path_of_upload(layout: DataLayout | None, file: str, field: str) -> Path:

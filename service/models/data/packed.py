@@ -13,9 +13,10 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
+from service.formats.arrays import held_out
+from service.formats.tokens import count_ids, count_sequences
 from service.jobs.spec.data import FileTokens
-from service.models.data.arrays import BROKEN, check_claim
-from service.models.data.sources import OnDisk, Split, count_for_training
+from service.models.data.sources import OnDisk, Split
 
 CHECKED_WHOLE = 2**26
 """The most ids that are all checked when a file is opened; of a larger one, evenly spaced windows are. Every batch is
@@ -58,22 +59,18 @@ def open_tokens(path: Path, encoding: str, spec: FileTokens, field: str) -> Pack
     """Return all sequences of a file of ids: ``encoding`` is ``npy``, or the type of a flat array. ``ValueError`` with
     the field where it holds no sequence, or an id that is too large.
     """
-    ids = _map_npy(path, field) if encoding == "npy" else _map_flat(path, encoding, field)
-    count = (len(ids) - 1) // spec.sequence
-    if count < 1:
-        raise ValueError(
-            f"{field} holds {len(ids)} tokens; data.sequence={spec.sequence} needs at least {spec.sequence + 1}"
-        )
+    ids = _map(path, encoding, field)
+    count = count_sequences(len(ids), spec, field)
     for window in _windows(ids):
         check_ids(window, spec.vocabulary, f"{field} holds")
     return PackedTokens(ids, spec.sequence, spec.vocabulary, field, 0, count)
 
 
-def divide(tokens: PackedTokens, test_fraction: float) -> tuple[PackedTokens, PackedTokens]:
-    """Divide into training and test split, the last ``test_fraction``: at least one sequence."""
-    held = f"{tokens.field} holds {len(tokens)} sequences of {tokens.length}"
-    rest = count_for_training(len(tokens), test_fraction, held)
-    return replace(tokens, count=rest), replace(tokens, first=rest, count=len(tokens) - rest)
+def divide(tokens: PackedTokens, spec: FileTokens) -> tuple[PackedTokens, PackedTokens]:
+    """Divide into training and test split, which is the end."""
+    held = held_out(len(tokens), spec.test_fraction, f"{tokens.field} holds {len(tokens)} sequences of {tokens.length}")
+    rest = len(tokens) - held
+    return replace(tokens, count=rest), replace(tokens, first=rest, count=held)
 
 
 def check_ids(ids: Ids, vocabulary: int, who_has: str, question: str = "is the encoding right?") -> None:
@@ -94,22 +91,11 @@ def _windows(ids: Ids) -> Iterator[Ids]:
         yield ids[start : start + WINDOW]
 
 
-def _map_flat(path: Path, encoding: str, field: str) -> Ids:
-    kind = np.dtype(encoding).newbyteorder("<")
-    size = path.stat().st_size
-    if size % kind.itemsize:
-        raise ValueError(f"{field} has {size} bytes, which are no whole number of {encoding} ids")
-    # An empty file cannot be mapped.
-    return np.memmap(path, kind, mode="r") if size else np.empty(0, kind)
-
-
-def _map_npy(path: Path, field: str) -> Ids:
-    try:
-        with path.open("rb") as file:
-            check_claim(file, path.stat().st_size)
+def _map(path: Path, encoding: str, field: str) -> Ids:
+    count = count_ids(path, encoding, field)
+    if encoding == "npy":
         ids: Ids = open_memmap(path, mode="r")
-    except BROKEN as error:
-        raise ValueError(f"{field} is no array in NumPy's format: {error}") from error
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(f"{field} holds {ids.dtype} of shape {ids.shape}; expected one row of integers")
-    return ids
+        return ids
+    kind = np.dtype(encoding).newbyteorder("<")
+    # An empty file cannot be mapped.
+    return np.memmap(path, kind, mode="r") if count else np.empty(0, kind)

@@ -85,16 +85,6 @@ class OnDisk:
         return self
 
 
-def count_for_training(samples: int, test_fraction: float, what: str) -> int:
-    """Return how many samples are left when the last ``test_fraction``, one at least, is held out for tests. Raises
-    ``ValueError``, which begins with ``what``, if none is.
-    """
-    rest = samples - max(int(samples * test_fraction), 1)
-    if rest < 1:
-        raise ValueError(f"{what}: too few for a test split")
-    return rest
-
-
 @dataclass(frozen=True)
 class Dataset:
     """``sha256`` names the content: two runs with the same digest saw the same samples."""

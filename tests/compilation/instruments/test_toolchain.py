@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.codecache
 import torch._inductor.config
 from programs import clean
 from torch._inductor import cpu_vec_isa
@@ -20,12 +21,16 @@ from service.compilation import job, prepare
 from service.compilation.climber_process import ClimbTask
 from service.compilation.instruments import toolchain
 from service.compilation.instruments.caches import take_machine_code
-from service.compilation.instruments.toolchain import Toolchain, VectorProbes
+from service.compilation.instruments.toolchain import Toolchain
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import RUNGS
 from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
+from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import CompileSpec
+from service.models import host_compiler
+from service.models.host_compiler import VectorProbes
+from service.training.gate import load_caches
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="torch tries vector instructions of x86 alone")
@@ -44,9 +49,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def forget() -> None:
-    toolchain._clear(cpu_vec_isa)
-    for kind in toolchain._kinds(cpu_vec_isa.VecISA):
-        toolchain._clear(kind)
+    host_compiler._clear(cpu_vec_isa)
+    for kind in host_compiler._kinds(cpu_vec_isa.VecISA):
+        host_compiler._clear(kind)
 
 
 def test_what_a_kernel_shows_is_not_tried_and_is_kept_when_it_ran(tmp_path: Path, tried: list[str]) -> None:
@@ -91,6 +96,23 @@ def test_a_toolchain_that_does_not_start_is_tried_once_more_without_assumptions(
     monkeypatch.setattr(Toolchain, "_compile", lambda chain: tmp_path.joinpath("none").read_text())
     with pytest.raises(FileNotFoundError):
         Toolchain(CPU, tmp_path).start()
+
+
+def test_a_training_with_a_gate_begins_with_what_the_check_kept(
+    tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_DIR", "")
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_LOCK_DIR", "")
+    probes = VectorProbes(tmp_path)
+    probes.assume()
+    probes.keep()
+    forget()
+    context = RunContext("job_x", 1, 0, 0, 1, "cpu", DataLayout(tmp_path), NullReporter(), lambda: False)
+    load_caches(CompileChoice(train=True, gate="job_" + "1" * 20), {"train": "inductor"}, context)
+    assert str(cpu_vec_isa.pick_vec_isa()) == "avx2"
+    assert not tried
+    assert str(tmp_path / "precompiled_headers") == torch._inductor.codecache._HEADER_DIR
 
 
 def test_headers_are_prepared_meanwhile_and_waited_for(

@@ -2,7 +2,7 @@
 
 import { percent, placement, visible } from "../lib/format.js";
 import { turn } from "../lib/queue.js";
-import { canCancel, canRetry, fraction, isTerminal, progressWords, title, wholePercent } from "../lib/state.js";
+import { begun, canCancel, canRetry, fraction, isTerminal, progressWords, title, wholePercent } from "../lib/state.js";
 import { Problem, artifactPath, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
@@ -78,7 +78,7 @@ export class Header {
     setText(this.kind, job.kind);
     setText(this.where, job.placement.length ? placement(job.placement) : "");
     showDuration(this.duration, job);
-    this.duration.hidden = !job.started_at;
+    this.duration.hidden = !begun(job);
     setText(this.reason, isTerminal(job.state) && job.state !== "succeeded" ? "" : (job.reason ?? ""));
     if (job.state !== "queued") setText(this.turn, "");
     this.progress.update(job);

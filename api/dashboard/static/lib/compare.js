@@ -50,6 +50,8 @@ const united = (all) => /** @type {string[]} */ ([...new Set(all.flatMap((paths)
 
 /** @param {unknown} value */
 const written = (value) => JSON.stringify(value) ?? "";
+/** What a chain gives each of its jobs: no spec has such a field, which a sweep might take. */
+const OF_CHAIN = "job";
 
 /**
  * The fields in which specs of one kind differ, then the numbers and words of the results that differ.
@@ -97,14 +99,19 @@ const isNothing = (value) => value === undefined || value === null;
 /** @param {unknown} value */
 const isPlain = (value) => isNothing(value) || isNumber(value) || typeof value === "string" || typeof value === "boolean";
 
+/** A text without quotes where nothing could be taken for another one. @param {unknown} value */
+const plainly = (value) => (typeof value === "string" && /^(?!(true|false|null)$)[A-Za-z_][\w./-]*$/.test(value) ? value : written(value));
+
 /**
- * What a sweep gave a job, each field by the end of its path, as far as that tells them apart.
+ * What a sweep gave a job, each field by the end of its path, as far as that tells them apart; of a chain, its name there.
  * @param {Job} job
- * @returns {string} empty where it is none of a sweep
+ * @returns {string} empty where it is none of a sweep or chain
  */
 export function swept(job) {
-  const paths = Object.keys(job.sweep ? (job.parameters ?? {}) : {});
-  return paths.map((path) => `${ending(path, paths)}=${written(job.parameters?.[path])}`).join(", ");
+  const given = job.sweep ? (job.parameters ?? {}) : {};
+  const paths = Object.keys(given);
+  if (paths.length === 1 && paths[0] === OF_CHAIN) return String(given[OF_CHAIN]);
+  return paths.map((path) => `${ending(path, paths)}=${plainly(given[path])}`).join(", ");
 }
 
 /** The shortest end of a path that begins with a name and ends no other path. @param {string} path @param {string[]} all */

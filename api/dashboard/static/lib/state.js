@@ -85,15 +85,19 @@ export function progressWords({ done, total, unit, phase, left_s }) {
  */
 export const wholePercent = (part) => Math.floor(part * 100 + 1e-9);
 
+/** When the job began; the parent of others is never placed, and runs from its submission. @param {Job} job */
+export const begun = (job) => job.started_at ?? (job.children ? job.created_at : null);
+
 /**
  * Seconds that the job has run, or ran; null before it started.
  * @param {Job} job
  * @param {number} now Unix seconds
  */
 export function ran(job, now) {
-  if (!job.started_at) return null;
+  const start = begun(job);
+  if (!start) return null;
   const end = job.ended_at ? Date.parse(job.ended_at) / 1000 : isTerminal(job.state) ? null : now;
-  return end === null ? null : Math.max(end - Date.parse(job.started_at) / 1000, 0);
+  return end === null ? null : Math.max(end - Date.parse(start) / 1000, 0);
 }
 
 /**

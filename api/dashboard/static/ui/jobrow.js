@@ -5,7 +5,7 @@ import { isMeasure } from "../lib/columns.js";
 import { flat, swept } from "../lib/compare.js";
 import { mesh, number, placement, unix } from "../lib/format.js";
 import { placed } from "../lib/queue.js";
-import { isTerminal, title } from "../lib/state.js";
+import { begun, isTerminal, title } from "../lib/state.js";
 import { fill, h, setAttribute, setText } from "./dom.js";
 import { Sparkline } from "./sparkline.js";
 import { ProgressBar, labelChips, showAge, showDuration, stateMark, updateBadge, updateStateMark } from "./parts.js";
@@ -97,7 +97,7 @@ export class JobRow {
     setAttribute(this.place, "title", where ? `${where}, ${mesh(job.parallel ?? undefined)}` : null);
     setAttribute(this.place, "data-none", !where);
     showDuration(this.duration, job);
-    setAttribute(this.duration, "data-none", !job.started_at);
+    setAttribute(this.duration, "data-none", !begun(job));
   }
 
   /** Shows what never changes. @param {Job} job */

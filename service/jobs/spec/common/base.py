@@ -198,7 +198,7 @@ class CommonSpec(Strict):
     export: ExportTargets = Field(
         ExportTargets(),
         exclude_if=lambda export: export == ExportTargets(),  # as above
-        description="services that get the job's metrics and results when it ends",
+        description="services that get metrics while the job runs, and its results when it ends",
     )
     sweep: SweepSpec | None = Field(None, description="values of other fields; each combination is its own job")
 

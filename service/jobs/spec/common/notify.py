@@ -1,4 +1,4 @@
-"""Defines who is told of a job: receivers of notices, and services to which it is exported when it ends."""
+"""Defines who is told of a job: receivers of notices, and services to which it is exported."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ _EXPECTED = "an https:// URL with a host, and without user, password, query and 
 
 
 class ExportTargets(Strict):
-    """The services that get parameters, metrics, artifacts and verdicts of a job when it ends."""
+    """The services that get metrics of a job while it runs, and its parameters, artifacts and verdicts when it ends."""
 
     mlflow: str | None = Field(
         None, max_length=_LONGEST_URL, description="URL of an MLflow tracking server, which gets a run"

@@ -35,7 +35,9 @@ local ids = redis.call("ZRANGE", KEY.jobs(), cursor == "" and "-" or "(" .. curs
 local answer = { #ids == most and ids[#ids] or "" }
 for _, id in ipairs(ids) do
   local state = field(id, "state")
-  if state ~= "succeeded" and state ~= "failed" and state ~= "cancelled" and settle(id) then
+  local ended = state == "succeeded" or state == "failed" or state == "cancelled"
+  -- The parent of a sweep or chain, which has no shape, is never on a host, and ends with its jobs.
+  if not ended and field(id, "shape") and settle(id) then
     answer[#answer + 1] = id
   end
 end
