@@ -1,4 +1,4 @@
-"""The wheel is whole: installed outside the checkout, it runs the demo."""
+"""The wheels are whole: installed outside the checkout, one runs the demo, the other is a client."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
@@ -32,28 +33,44 @@ def run(command: list[str | Path], folder: Path, within_s: float) -> str:
     return ran.stdout
 
 
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel. PyTorch and other packages are those of the tests, which would take minutes to
-    install: their folder is named in a ``.pth`` file. Such a line runs no ``.pth`` of that folder, so this checkout,
-    which is installed there as editable, is not found; the test makes sure of it.
-    """
-    folder = tmp_path_factory.mktemp("wheel")
-    sources = folder / "sources"  # a copy: setuptools would add what an earlier build has left in the checkout
-    for room in (*ROOMS, "examples"):
-        shutil.copytree(ROOT / room, sources / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What wheels are made of; a copy, since setuptools would add what an earlier build has left in the checkout."""
+    folder = tmp_path_factory.mktemp("sources")
+    for room in (*ROOMS, "examples", "client"):
+        shutil.copytree(
+            ROOT / room, folder / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "build")
+        )
     for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, sources)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    run([*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources], folder, 300)
-    (wheel,) = folder.glob("trivet-*.whl")
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def install(sources: Path, folder: Path) -> Path:
+    """Return an environment with the wheel of these sources. PyTorch and other packages are those of the tests, which
+    would take minutes to install: their folder is named in a ``.pth`` file. Such a line runs no ``.pth`` of that
+    folder, so this checkout, which is installed there as editable, is not found; the tests make sure of it.
+    """
+    run([*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources], folder, 300)
+    (wheel,) = folder.glob("*.whl")
     made = folder / "env"
     venv.create(made, symlinks=True)
-    packages = next((made / "lib").glob("python3*")) / "site-packages"
-    (packages / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (packages_of(made) / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     python = made / "bin" / "python"
-    run([*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel], folder, 300)
+    run([*PIP, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel], folder, 300)
     return made
+
+
+def packages_of(made: Path) -> Path:
+    return next((made / "lib").glob("python3*")) / "site-packages"
+
+
+@pytest.fixture(scope="module")
+def installed(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(sources, tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_installed_wheel_runs_the_demo_without_the_checkout(installed: Path, tmp_path: Path) -> None:
@@ -68,8 +85,21 @@ def test_the_installed_wheel_runs_the_demo_without_the_checkout(installed: Path,
 
 
 def test_the_wheel_has_every_file_that_is_no_module(installed: Path) -> None:
-    packages = next((installed / "lib").glob("python3*")) / "site-packages"
+    packages = packages_of(installed)
     wanted = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
     wanted += [Path("trivet") / path.relative_to(ROOT) for path in (ROOT / "examples").glob("*.yaml")]
     missing = [path for path in wanted if "__pycache__" not in path.parts and not (packages / path).is_file()]
     assert missing == []
+
+
+def test_the_client_wheel_brings_the_command_and_no_service(sources: Path, tmp_path: Path) -> None:
+    made = install(sources / "client", tmp_path)
+    packages = packages_of(made)
+    own = {path.name.partition("-")[0] for path in packages.iterdir()}
+    assert own - {"pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils"} == {
+        "others.pth", "service", "trivet", "trivet_client",
+    }  # fmt: skip
+    assert not (packages / "service" / "training").exists()
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert run([made / "bin" / "trivet", "--version"], tmp_path, 60) == f"trivet {version}\n"
+    assert "kind: train" in run([made / "bin" / "trivet", "init", "train"], tmp_path, 60)

@@ -8,9 +8,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -117,10 +118,12 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
 def _name_missing_package(error: ModuleNotFoundError) -> None:
     """Say what to install for a command that needs more than a client; raise the error again if it is another one."""
     package = (error.name or "").partition(".")[0]
-    if package in ("", "api", "service", "trivet", "workers"):
+    is_ours = package in ("api", "service", "trivet", "workers")
+    if not package or (is_ours and find_spec("api") is not None):
         raise error
+    needed = "the service" if is_ours else package
     err.block(
-        f"this command needs {package}, which a client alone does without: pip install 'trivet[service]'", style="red"
+        f"this command needs {needed}, which a client alone does without: pip install 'trivet[service]'", style="red"
     )
 
 
@@ -152,10 +155,10 @@ def add_group(
 
 def version_here() -> str | None:
     """Return the installed version; ``None`` if the sources run without one."""
-    try:
-        return importlib.metadata.version("trivet")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    for name in ("trivet", "trivet-client"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
 
 
 def refuse(message: str) -> NoReturn:

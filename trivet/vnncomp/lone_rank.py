@@ -25,7 +25,7 @@ from typing import Any
 
 from service.jobs.events import rank_file
 from service.jobs.files import DataLayout, trim
-from service.jobs.runtime import GATE_ARTIFACTS, HOST_CACHE, rendezvous_folder
+from service.jobs.runtime import GATE_ARTIFACTS, HOST_CACHE, SPEC, rendezvous_folder
 from trivet.errors import TrivetError
 
 JOB = "job_alone"
@@ -66,7 +66,7 @@ class LoneRank:
         for folder in (paths.work(1), paths.artifacts, paths.checkpoints):
             folder.mkdir(parents=True)
         (paths.attempt(1) / GATE_ARTIFACTS).write_text("{}")
-        (paths.attempt(1) / "spec.json").write_text(json.dumps(spec))
+        (paths.attempt(1) / SPEC).write_text(json.dumps(spec))
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(self._events))
             listening.listen(8)

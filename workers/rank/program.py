@@ -31,6 +31,7 @@ from service.jobs.runtime import (
     HOST_CACHE,
     LARGEST_RESULT,
     RESULT,
+    SPEC,
     Channel,
     RankReporter,
     RefusedError,
@@ -80,7 +81,7 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], watch: Stopw
 
     folder = context.paths.attempt(context.attempt)
     with uncollected():
-        spec = spec_adapter.validate_json((folder / "spec.json").read_bytes())
+        spec = spec_adapter.validate_json((folder / SPEC).read_bytes())
         run = find_runner(spec.kind)
     gc.freeze()  # what imports made stays: one search through all of it takes a tenth of a second
     context.report.span("import", watch.began, watch.now)

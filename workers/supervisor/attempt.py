@@ -37,7 +37,7 @@ from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.rank_socket import Admission, RankSocket
 from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
 from workers.supervisor.stall_watch import StallWatch
-from workers.supervisor.tidying import share_contents, tidy
+from workers.supervisor.tidying import compact, share_contents, tidy
 from workers.supervisor.uploader import Thresholds, Uploader
 
 logger = logging.getLogger(__name__)
@@ -292,6 +292,7 @@ class _PartRun:
         ref = self._claim.ref
         await self._disk.run(lambda: tidy(self._paths, ref.attempt, self._claim.ranks))
         if is_last:
+            await self._disk.run(lambda: compact(self._paths, ref.attempt))
             with contextlib.suppress(StoreUnavailable):
                 manifest = await asyncio.to_thread(self._store.artifacts.list, ref.job_id)
                 await self._disk.run(lambda: share_contents(self._paths, manifest))

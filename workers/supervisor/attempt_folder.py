@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 
 from service.jobs.accounts import owner_in
-from service.jobs.events import OddWord, rank_file, read_object
+from service.jobs.events import OddWord, rank_file, read_object, unpack
 from service.jobs.files import Folder, JobPaths
 from service.jobs.records import Claim
-from service.jobs.runtime import LARGEST_RESULT, RESULT, rendezvous_folder
+from service.jobs.runtime import LARGEST_RESULT, RESULT, SPEC, rendezvous_folder
 from service.jobs.store import Store
 from workers.rank.stacks import stacks_file
 
@@ -43,10 +43,11 @@ def make_files_of_ranks(paths: JobPaths, claim: Claim) -> None:
     """Make the files and folders that the claimed part's ranks write, with their spec."""
     folder = paths.attempt(claim.ref.attempt)
     with open_attempt(paths, claim.ref.attempt) as attempt:
+        unpack(attempt)  # as below: it had succeeded
         for rank in claim.ranks:
             attempt.append(rank_file(folder, rank).name).close()
             attempt.append(stacks_file(folder, rank).name).close()
-        attempt.write("spec.json", claim.spec.model_dump_json(by_alias=True).encode())
+        attempt.write(SPEC, claim.spec.model_dump_json(by_alias=True).encode())
         with attempt.folder("work") as work:
             # A broker that lost its last writes gives the same attempt number again.
             work.remove(RESULT)

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from service.jobs.events import log_file
+from service.jobs.events import log_file, pack
 from service.jobs.files import Folder, JobPaths
 from service.jobs.records import Artifact
-from service.jobs.runtime import GATE_ARTIFACTS, RESULT
+from service.jobs.runtime import GATE_ARTIFACTS, RESULT, SPEC
 from workers.rank.stacks import stacks_file
 
 _MOST_COMPARED = 1 << 20
@@ -33,6 +33,13 @@ def tidy(paths: JobPaths, number: int, ranks: Iterable[int]) -> None:
             is_empty = not ours.names()
         if is_empty:
             attempt.remove(work.name)
+
+
+def compact(paths: JobPaths, number: int) -> None:
+    """Pack the record of an attempt with which its job succeeded, and remove the spec, which the broker has."""
+    with contextlib.suppress(OSError), Folder.open(paths.attempt(number)) as attempt:
+        attempt.remove(SPEC)
+        pack(attempt)
 
 
 def share_contents(paths: JobPaths, manifest: Iterable[Artifact]) -> None:

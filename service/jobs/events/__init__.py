@@ -1,8 +1,8 @@
 """Defines what a running job reports, and keeps its record on disk.
 
 ``event`` has the forms, ``bounds_row`` a verification's row, ``record_files`` the record of an attempt, ``rank_words``
-how it is read within limits, ``levels`` how bad a printed line is. ``curves``, thinned ones beside a record, is
-imported by its own name: it needs pydantic.
+how it is read within limits, ``packed`` the small record of a job that succeeded, ``levels`` how bad a printed line is.
+``curves``, thinned ones beside a record, is imported by its own name: it needs pydantic.
 """
 
 from service.jobs.events.bounds_row import ROW_VERDICTS, BoundsRow
@@ -29,6 +29,7 @@ from service.jobs.events.event import (
     parse_object,
 )
 from service.jobs.events.levels import Level, LineFilter, is_at_least
+from service.jobs.events.packed import pack, unpack
 from service.jobs.events.rank_words import LONGEST_EVENT, Check, OddWord, go_on, read_object
 from service.jobs.events.record_files import (
     EventReader,
@@ -78,10 +79,12 @@ __all__ = [
     "log_file",
     "log_segment",
     "newest_logged",
+    "pack",
     "parse_event",
     "parse_object",
     "rank_file",
     "read_object",
     "recorded",
+    "unpack",
     "unread_words",
 ]

@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
+from service.jobs.events.packed import record_sizes
 from service.jobs.files import Folder
 
 LEVELS = (100, 400, 2000)
@@ -238,7 +239,8 @@ def _of_attempt(
     found: dict[str, MetricSeries] = {}
     with Folder.open(path) as folder:
         listed = folder.names()
-        lacking = {name: _size(folder, name) for name in listed if _OF_RANKS.fullmatch(name)}
+        sizes = record_sizes(folder) | {name: _size(folder, name) for name in listed if _OF_RANKS.fullmatch(name)}
+        lacking = {name: size for name, size in sizes.items() if _OF_RANKS.fullmatch(name)}
         for name in fnmatch.filter(listed, _FILES):
             with folder.reader(name) as file:
                 line = file.readline(_LONGEST_HEAD)

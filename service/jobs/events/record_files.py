@@ -13,11 +13,13 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
 from service.jobs.events.event import Event, MalformedEvent, parse_event
+from service.jobs.events.packed import PACKED, open_record, record_sizes
 from service.jobs.events.rank_words import Check, UnreadRest, go_on, lines, lines_backwards, refuse_line
 from service.jobs.files import Folder
 
@@ -192,10 +194,13 @@ def _event_files(folder: Path) -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names in a folder, in order; none if it is missing or not a folder."""
+    """Return the names in a folder, those of packed files too, in order; none if it is missing or not a folder."""
     try:
         with Folder.open(folder) as opened:
-            return opened.names()
+            names = set(opened.names())
+            with suppress(OSError):
+                names.update(record_sizes(opened))
+            return sorted(names)
     except OSError:
         return []
 
@@ -224,7 +229,7 @@ def _logged_backwards(chain: list[Path], check: Check) -> Iterator[dict[str, Any
         if file is None:
             continue
         with file:
-            time = os.fstat(file.fileno()).st_mtime
+            time = _changed_at(path)
             try:
                 for event in _parsed(lines_backwards(file, check), rank, ("log",)):
                     time = event["time"]
@@ -282,6 +287,12 @@ def _opened(path: Path) -> IO[bytes] | None:
     """Open a regular file: a rank could put a link or a pipe in its place. Return None if there is none."""
     try:
         with Folder.open(path.parent) as folder:
-            return folder.reader(path.name)
+            return open_record(folder, path.name)
     except OSError:
         return None
+
+
+def _changed_at(path: Path) -> float:
+    with Folder.open(path.parent) as folder:
+        found = folder.status(path.name) or folder.status(PACKED)
+        return found.st_mtime if found is not None else 0.0

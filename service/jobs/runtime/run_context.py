@@ -17,6 +17,9 @@ GATE_ARTIFACTS = "gate-artifacts.json"
 WORKING, ENDING = "working", "ending"
 """The phases of every job: the one after its first result, and the one after its last."""
 
+SPEC = "spec.json"
+"""The file in an attempt's folder from which ranks read what to do."""
+
 RESULT = "result.json"
 """The file in an attempt's work folder in which rank 0 leaves the result."""
 

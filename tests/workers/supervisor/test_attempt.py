@@ -12,6 +12,8 @@ import pytest
 from waiting import LIMIT_S, eventually
 from worker_fleet import SHORT_LEASES, Fleet, all_gone, family, is_called, processes_of, rank_process
 
+from service.jobs.events.packed import PACKED, open_record, record_sizes
+from service.jobs.files import Folder
 from service.jobs.store import StoreLimits
 from service.jobs.store.keyspace import JOB
 from workers.launcher.confinement import JobLimits
@@ -40,12 +42,15 @@ def test_two_ranks_succeed(fleet: Fleet) -> None:
     } <= logs
     assert {event["rank"] for event in fleet.events(ref, "metric")} == {0, 1}
     folder = fleet.data.job(ref.job_id).attempt(1)
-    assert "rank 1 says hello" in (folder / "log.rank-1.jsonl").read_text()
+    eventually((folder / PACKED).exists)  # after its end was reported
+    with Folder.open(folder) as attempt:
+        record = {name: open_record(attempt, name).read().decode() for name in record_sizes(attempt)}
+    assert "rank 1 says hello" in record["log.rank-1.jsonl"]
     artifacts = {artifact.name: artifact for artifact in fleet.store.artifacts.list(ref.job_id)}
     assert artifacts["model.bin"].sha256 == hashlib.sha256(b"weights").hexdigest()
     assert (artifacts["checkpoints/step_1"].bytes, artifacts["checkpoints/step_1"].sha256) == (2, "")
     own, ranks = (
-        {json.loads(line)["type"] for name in names for line in (folder / name).read_text().splitlines()}
+        {json.loads(line)["type"] for name in names for line in record[name].splitlines()}
         for names in (["events.jsonl"], ["events.rank-0.jsonl", "events.rank-1.jsonl"])
     )
     assert "artifact" in own
