@@ -50,8 +50,9 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     memory runs out while other ranks wait for this one.
     """
     started = time.monotonic()
-    # A last bit of float32 decides nothing here, but TF32's ten-bit products would.
+    # A last bit of float32 decides nothing here, but TF32's ten-bit products would: cuDNN's are on by default.
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     keep_workspaces_small()
     keep_freed_memory()
     early_start.begin_context(context.device_type, distributed.read_launch(os.environ))

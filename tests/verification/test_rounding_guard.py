@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from lanes import first_fast
 from onnx_jobs import specification, upload
 from onnx_models import model, node
@@ -50,3 +51,12 @@ def test_what_only_rounding_proves_is_unknown(
     (row,) = report.bounds
     assert row["verdict"] == verdict
     assert verdict == "verified" or row["reason"] in {REASON, "the bounds do not decide it"}
+
+
+def test_a_job_keeps_all_bits_of_factors(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, cuDNN's convolutions have 10 of 23 bits by default: enough to miss onnxruntime, or a counterexample."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    box = {"lower": [-1.0], "upper": [1.0]}
+    job.run(specification(data, "", model={"onnx": upload(data, plain())}, property={"box": box}), context(data)[0])
+    assert not torch.backends.cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == "highest"
