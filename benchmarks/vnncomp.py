@@ -26,6 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from service.bounds.full_float32 import forbid_tf32
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS
 from service.formats.vnnlib import parse
@@ -99,6 +100,7 @@ def subject(path: Path, dtype: torch.dtype, device: str) -> ModelUnderVerificati
 
 def run(instance: Instance, choices: Choices) -> Row:
     """Few inputs are searched in float64: small boxes need the digits."""
+    forbid_tf32()
     query = parse(content(instance.folder / instance.vnnlib).decode())
     dtype = torch.float64 if query.inputs <= InputSearchSettings().most_inputs else torch.float32
     try:

@@ -17,6 +17,7 @@ import pytest
 from competition_instances import NEVER, SATISFIED, VERSION_2, benchmark
 
 from service.jobs.records import JobError
+from service.jobs.spec.verify import VerifyBudget
 from trivet.client import Client
 from trivet.errors import Refused
 from trivet.vnncomp.answers import Decided, Witness
@@ -163,6 +164,8 @@ class FakeService:
         return SimpleNamespace(id=path.name)
 
     def submit(self, spec: dict[str, Any]) -> SimpleNamespace:
+        # A search on a GPU bounds the usual million within seconds.
+        assert VerifyBudget.model_validate(spec["budget"]).domains == 10**9
         if not math.isfinite(spec["budget"]["seconds"]) or spec["property"]["vnnlib"] != "met.vnnlib.gz":
             raise Refused(422, "Invalid spec", "refused", [{"path": "property.vnnlib", "message": "not this one"}])
         return SimpleNamespace(id="job_1")
