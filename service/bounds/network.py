@@ -19,8 +19,8 @@ from service.bounds.expectations import expectations_of
 from service.bounds.finite import tests_of
 from service.bounds.graph import Graph, Node, Repeated
 from service.bounds.interval import Interval
-from service.bounds.operators import ACCUMULATING, LINEAR, NONLINEAR, OPERATORS, check
-from service.bounds.operators.base import AccumulatingOperator, LinearOperator, NonlinearOperator
+from service.bounds.operators import ACCUMULATING, COLLECTIVES, LINEAR, NONLINEAR, OPERATORS, check
+from service.bounds.operators.base import AccumulatingOperator, Collective, LinearOperator, NonlinearOperator, Operator
 from service.bounds.placement import Placement, check_constants, entered, entering, place, place_part
 from service.bounds.ranges import Range, ranges_of
 from service.bounds.rank_group import RankGroup
@@ -234,6 +234,10 @@ class Network:
         """Return the operator of one of ``nonlinear``."""
         return NONLINEAR[node.operator]
 
+    def any_operator_of(self, node: Node) -> Operator:
+        """Return the operator of a node, linear or not."""
+        return OPERATORS[node.operator]
+
     def linear_operator_of(self, node: Node) -> LinearOperator | None:
         """Return the operator of a node that is not relaxed."""
         return LINEAR.get(node.operator)
@@ -241,6 +245,10 @@ class Network:
     def accumulating_operator_of(self, node: Node) -> AccumulatingOperator | None:
         """Return the operator of a node whose step may be added in place."""
         return ACCUMULATING.get(node.operator)
+
+    def collective_of(self, node: Node) -> Collective | None:
+        """Return the operator of a node at which ranks communicate."""
+        return COLLECTIVES.get(node.operator)
 
     def gathers_parts(self, node: Node) -> bool:
         """Return whether every rank has its own part before a node, and all have the same value after it."""

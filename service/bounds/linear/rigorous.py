@@ -28,7 +28,6 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import ByOwnership, Pending, RowSharding, dense
 from service.bounds.network import Network
-from service.bounds.operators import COLLECTIVES
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxed, RigorousStep
 from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude
@@ -253,7 +252,7 @@ class _RigorousRowArithmetic(RowArithmetic):
     def structured_step(self, node: Node, rows: StructuredRows) -> Propagated | None:
         network = self.backward.network
         linear = network.linear_operator_of(node)
-        if linear is None or node.operator in COLLECTIVES:
+        if linear is None or network.collective_of(node) is not None:
             return None
         step = linear.propagate_backward(node, rows, network.tp_group)
         # Gathered rows and patches would need their own allowances.

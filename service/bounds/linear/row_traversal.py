@@ -16,7 +16,6 @@ from service.bounds.linear.propagation import Propagated, traverse_backward
 from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import Pending, RowSharding, dense
 from service.bounds.network import Network
-from service.bounds.operators import COLLECTIVES
 from service.bounds.relaxation import Relaxed
 
 
@@ -140,7 +139,7 @@ class RowTraversal:
         linear, tp_group = self.network.linear_operator_of(node), self.network.tp_group
         if linear is None:
             return Propagated(*self.arithmetic.relaxation(node).backward(coefficients)), own, own
-        if (collective := COLLECTIVES.get(node.operator)) is not None:
+        if (collective := self.network.collective_of(node)) is not None:
             coefficients = self.arithmetic.across_ranks(node, coefficients, own)
             step, still_own = collective.backward_across_ranks(node, coefficients, tp_group, own, self.divided)
             return step, own, still_own

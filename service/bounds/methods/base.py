@@ -21,7 +21,6 @@ from service.bounds.linear.propagation import traverse_backward
 from service.bounds.linear.rows.patches import Pair, image_of
 from service.bounds.memory import in_parts, is_out_of_memory
 from service.bounds.network import Network
-from service.bounds.operators import OPERATORS
 from service.bounds.options import BoundOptions
 
 T = TypeVar("T")
@@ -252,7 +251,7 @@ class _RowSizes:
         self.largest = max(self.largest, entries if self.network.is_own(node.name) else -(-entries // self.ranks))
         if patch is not None and node.name == self.network.entrance:
             return ()
-        return [(name, _size_before(node, index, patch)) for index, name in enumerate(node.inputs)]
+        return [(name, _size_before(self.network, node, index, patch)) for index, name in enumerate(node.inputs)]
 
     @staticmethod
     def join(name: str, first: PatchSize, second: PatchSize) -> PatchSize:
@@ -268,7 +267,7 @@ def _entries(node: Node, patch: PatchSize) -> int:
     return min(node.size, image[0] * patch[0] * patch[1])
 
 
-def _size_before(node: Node, index: int, patch: PatchSize) -> PatchSize:
+def _size_before(network: Network, node: Node, index: int, patch: PatchSize) -> PatchSize:
     if patch is None or image_of(node.input_shapes[index]) is None:
         return None
-    return OPERATORS[node.operator].patch_before(node, index, patch)
+    return network.any_operator_of(node).patch_before(node, index, patch)
