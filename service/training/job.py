@@ -17,6 +17,11 @@ from service.training.loop import Loop
 from service.training.programs import ProgramLoop, prepare_training
 from service.training.setup import prepare
 
+LESS_MEMORY = (
+    "less is needed with activation_checkpoint: full, sharding: {reshard: always}, more pipeline.micro_batches, "
+    "or more ranks in parallel.dp_shard"
+)
+
 
 def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
     """Train by ``spec``; every rank calls this, rank 0 returns the result.
@@ -26,7 +31,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
     stop being numbers, ``GateError`` when compilation isn't allowed, ``ValueError`` for a spec that doesn't fit the
     data or the mesh.
     """
-    with joined(context.device_type) as device:
+    with joined(context.device_type) as device, _advising_where_memory_ends():
         loop = _loop(spec, context, device)
         loop.resume()
         loop.begin()
@@ -45,6 +50,15 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         result = _result(loop, evaluation, stopped=not finished)
         loop.journal.ended(loop.step, loop.loss, loop.early_end())
         return result
+
+
+@contextmanager
+def _advising_where_memory_ends() -> Iterator[None]:
+    """Add to a device's :class:`torch.OutOfMemoryError` what makes a training need less."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(f"{error}; {LESS_MEMORY}") from error
 
 
 def _loop(spec: TrainSpec, context: RunContext, device: torch.device) -> BaseLoop:

@@ -31,6 +31,7 @@ from service.parallel.boundary import StepBoundary
 from service.training.gate import GateError
 from service.training.gradients import NonFiniteError
 from service.training.journal import readable_bytes
+from service.training.loop import Loop
 
 GATE = "job_" + "g" * 20
 CPU = torch.device("cpu")
@@ -129,6 +130,15 @@ def test_durations_stay_right_when_the_clock_is_set_back(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
+def test_a_device_without_memory_says_what_needs_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(_: Loop) -> bool:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Loop, "train", run_out)
+    with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB; less is needed with activation_checkpoint: full"):
+        train(tmp_path, {**MLP, "steps": 1})
+
+
 def test_tokens_per_second_are_reported_for_text(tmp_path: Path) -> None:
     report = Recording()
     train(tmp_path, {**TRANSFORMER, "steps": 1}, report=report)
