@@ -78,7 +78,7 @@ def check_transformer(grid: mesh.Mesh) -> dict[str, Any]:
     norms = [nn.utils.clip_grad_norm_(model.parameters(), 0.5) for model in (dense, parallel)]
     return {
         "shard": list(shard.shape),
-        "logits": distance(gather_from_group(shard, -1, grid.tp_group, grid.tp.size), expected),
+        "logits": distance(gather_from_group(shard, -1, grid.tp.group, grid.tp.size), expected),
         "loss": distance(losses[1], losses[0]),
         "gradients": gradient_distance(parallel, dense),
         "clipped_norm": abs(float(whole(norms[1])) - float(norms[0])),
