@@ -109,7 +109,8 @@ class _GroupAttempt:
 
     @staticmethod
     def of_all(limits: WaitLimits) -> _GroupAttempt:
-        name = distributed.from_first_rank(uuid4().hex)
+        # All begin together: one that comes late must not use up the time that others wait after their end.
+        name = distributed.gather(uuid4().hex)[0]
         whole = internal("torch.distributed.distributed_c10d._get_default_store")()
         store = dist.distributed_c10d.PrefixStore(f"attempt/{name}", whole)
         return _GroupAttempt(store, *distributed.rank_and_size(), limits, time.monotonic())

@@ -112,3 +112,24 @@ def test_a_rank_that_never_ends_is_left_behind_and_one_that_nobody_misses_is_not
     assert first[0] == second[0] == ["", "planted"]
     assert first[1:] == ["rank 1: did not end within 1 s of the others", True]
     assert second[2]
+
+
+def begin_late() -> Any:
+    """The last of four ranks begins when others that need not wait for it would have given it up."""
+    import torch.distributed as dist
+
+    from service.compilation.ranks import group
+    from service.parallel import distributed
+
+    distributed.start("cpu")
+    rank, limits = dist.get_rank(), group.WaitLimits(done_s=1.0, failed_s=1.0)
+    dist.barrier()
+    time.sleep(3.0 if rank == 3 else 0.0)
+    found = group.collective_attempt(lambda: "planted" if rank == 0 else "", str, limits)
+    distributed.stop()
+    return found[1]
+
+
+@pytest.mark.slow
+def test_a_rank_that_begins_late_is_not_missed_by_those_that_have_ended(torchrun: Callable[..., list[Any]]) -> None:
+    assert torchrun(begin_late, 4) == [["planted", "", "", ""]] * 4
