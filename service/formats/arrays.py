@@ -28,6 +28,8 @@ BROKEN = (
     EOFError,
     OSError,
     RuntimeError,
+    LookupError,  # of a type that is an empty tuple
+    SyntaxError,  # of lines that Python cannot indent, and of lists of types
     SystemError,  # of Python 3.12, whose tokenizer accepts the null bytes of a header
     tokenize.TokenError,
     zipfile.BadZipFile,
@@ -65,10 +67,13 @@ def check_claim(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[A
     version = npy.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of the format is none for numbers")
-    shape, _, kind = _HEADERS[version](file)
-    claimed = prod(shape) * kind.itemsize
-    if min(shape, default=0) < 0 or claimed > size:
-        raise ValueError(f"its header claims shape {shape} of {kind}, which {size} bytes do not hold")
+    try:
+        shape, _, kind = _HEADERS[version](file)
+    except MemoryError as error:  # so Python's parser says it; a header is short
+        raise ValueError("its header is nested too deeply") from error
+    held = size - file.tell()
+    if min(shape, default=0) < 0 or prod(shape) * kind.itemsize > held:
+        raise ValueError(f"its header claims shape {shape} of {kind}, which the {held} bytes after it do not hold")
     return shape, kind
 
 

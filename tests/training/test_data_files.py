@@ -82,6 +82,11 @@ def claim(shape: tuple[int, ...]) -> bytes:
     return content.getvalue()
 
 
+def headed(header: str) -> bytes:
+    """A file in NumPy's format with this header."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
 @pytest.mark.parametrize(
     ("content", "change", "message"),
     [
@@ -93,9 +98,13 @@ def claim(shape: tuple[int, ...]) -> bytes:
         (b"anything else", {"encoding": "npy"}, "data.file is no array in NumPy's format"),
         (b"", {"encoding": "npy"}, "data.file is no array in NumPy's format"),
         (b"PK\x03\x04 and no more", {"encoding": "npy"}, "data.file is no array in NumPy's format"),
-        (claim((10**10,)), {"encoding": "npy"}, r"data.file .* claims shape \(10000000000,\) .* bytes do not hold"),
+        (claim((10**10,)), {"encoding": "npy"}, r"data.file .* claims shape \(10000000000,\) .* do not hold"),
         (claim((-5,)), {"encoding": "npy"}, r"data.file .* claims shape \(-5,\)"),
-        (claim((10**30,)), {"encoding": "npy"}, r"data.file .* bytes do not hold"),
+        (claim((10**30,)), {"encoding": "npy"}, r"data.file .* do not hold"),
+        (claim((25,)), {"encoding": "npy"}, r"data.file .* claims shape \(25,\) of float32, which the 0 bytes after it"),
+        (headed("{'descr': (), 'fortran_order': False, 'shape': (3,)}"), {"encoding": "npy"}, "data.file is no array"),
+        (headed("if x:\n    a\n  b\n"), {"encoding": "npy"}, "data.file is no array"),
+        (headed("-" * 9000 + "1"), {"encoding": "npy"}, "data.file is no array .*: its header is nested too deeply"),
         (b"some text", {"encoding": "text", "tokenizer": NO_FILE}, "data.tokenizer: there is no uploaded file file_0"),
         (b"\x01\x00" * 50, {"test_file": NO_FILE}, "data.test_file: there is no uploaded file file_0"),
     ],
