@@ -129,7 +129,6 @@ def test_durations_stay_right_when_the_clock_is_set_back(tmp_path: Path, monkeyp
         assert all(value > 0 for value in report.series(name)), name
 
 
-@pytest.mark.slow
 def test_a_device_without_memory_says_what_needs_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_out(_: Loop) -> bool:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -139,6 +138,7 @@ def test_a_device_without_memory_says_what_needs_less(tmp_path: Path, monkeypatc
         train(tmp_path, {**MLP, "steps": 1})
 
 
+@pytest.mark.slow
 def test_tokens_per_second_are_reported_for_text(tmp_path: Path) -> None:
     report = Recording()
     train(tmp_path, {**TRANSFORMER, "steps": 1}, report=report)
