@@ -101,7 +101,11 @@ def headed(header: str) -> bytes:
         (claim((10**10,)), {"encoding": "npy"}, r"data.file .* claims shape \(10000000000,\) .* do not hold"),
         (claim((-5,)), {"encoding": "npy"}, r"data.file .* claims shape \(-5,\)"),
         (claim((10**30,)), {"encoding": "npy"}, r"data.file .* do not hold"),
-        (claim((25,)), {"encoding": "npy"}, r"data.file .* claims shape \(25,\) of float32, which the 0 bytes after it"),
+        (
+            claim((25,)),
+            {"encoding": "npy"},
+            r"data.file .* claims shape \(25,\) of float32, which the 0 bytes",
+        ),
         (headed("{'descr': (), 'fortran_order': False, 'shape': (3,)}"), {"encoding": "npy"}, "data.file is no array"),
         (headed("if x:\n    a\n  b\n"), {"encoding": "npy"}, "data.file is no array"),
         (headed("-" * 9000 + "1"), {"encoding": "npy"}, "data.file is no array .*: its header is nested too deeply"),
