@@ -21,6 +21,8 @@ PACKED = "record.zip"
 _RECORDS = ("events*.jsonl", "log.rank-*.jsonl")
 _MOST = 64 << 10
 """Larger records stay as they are: they are read from both ends, and in pieces."""
+_MOST_PACKED = 1 << 20
+"""The most bytes of a packed record, with its list of files: where ranks are not confined, one may write another."""
 
 
 def pack(attempt: Folder) -> None:
@@ -36,6 +38,8 @@ def pack(attempt: Folder) -> None:
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
         for each in entries:
             packed.writestr(each.name, attempt.read(each.name, _MOST))
+    if content.tell() > _MOST_PACKED:
+        return
     attempt.write(PACKED, content.getvalue())
     for each in entries:
         attempt.unlink(each.name)
@@ -64,17 +68,19 @@ def open_record(attempt: Folder, name: str) -> IO[bytes]:
     except FileNotFoundError:
         if name not in record_sizes(attempt):
             raise
-    with _opened(attempt) as packed:
-        return io.BytesIO(packed.read(name))
+    with _opened(attempt) as packed, packed.open(name) as file:
+        if packed.getinfo(name).compress_type not in (0, 8):  # pack's: others unpack without a limit
+            raise OSError(errno.EIO, "not as it was packed", str(attempt.path / PACKED))
+        return io.BytesIO(file.read(_MOST))
 
 
 @contextmanager
 def _opened(attempt: Folder) -> Iterator[zipfile.ZipFile]:
     import zipfile  # noqa: PLC0415 - as above
 
-    with attempt.reader(PACKED) as file:
-        try:
-            with zipfile.ZipFile(file) as packed:
-                yield packed
-        except (zipfile.BadZipFile, zlib.error) as error:
-            raise OSError(errno.EIO, f"not what was packed: {error}", str(attempt.path / PACKED)) from error
+    content = io.BytesIO(attempt.read(PACKED, _MOST_PACKED))
+    try:
+        with zipfile.ZipFile(content) as packed:
+            yield packed
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:  # also for one that is encrypted
+        raise OSError(errno.EIO, f"not what was packed: {error}", str(attempt.path / PACKED)) from error

@@ -293,6 +293,9 @@ def _opened(path: Path) -> IO[bytes] | None:
 
 
 def _changed_at(path: Path) -> float:
-    with Folder.open(path.parent) as folder:
+    """Return when a file, or what it is packed in, was changed; 0 where the job was deleted meanwhile."""
+    with suppress(OSError), Folder.open(path.parent) as folder:
         found = folder.status(path.name) or folder.status(PACKED)
-        return found.st_mtime if found is not None else 0.0
+        if found is not None:
+            return found.st_mtime
+    return 0.0

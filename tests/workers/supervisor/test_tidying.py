@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,20 @@ def test_a_damaged_packed_record_hides_no_other_file(tmp_path: Path) -> None:
     assert read(folder) == [[], []]
     rank_file(folder, 0).write_text(f"{json.dumps(EVENTS[0])}\n")
     assert read(folder) == [[EVENTS[0]], [EVENTS[0]]]
+
+
+@pytest.mark.parametrize(("method", "flags"), [(zipfile.ZIP_DEFLATED, 1), (zipfile.ZIP_LZMA, 0)])
+def test_a_zip_that_a_rank_put_there_is_no_record(tmp_path: Path, method: int, flags: int) -> None:
+    """An encrypted one raises another error, and LZMA unpacks without a limit, whatever size it claims."""
+    folder, content = succeeded(tmp_path), io.BytesIO()
+    with zipfile.ZipFile(content, "w", method) as packed:
+        packed.writestr("events.rank-1.jsonl", json.dumps({**EVENTS[0], "rank": 1}) + "\n")
+    altered = bytearray(content.getvalue())
+    altered[6] |= flags
+    altered[altered.find(b"PK\1\2") + 8] |= flags
+    before = read(folder)
+    (folder / "record.zip").write_bytes(altered)
+    assert read(folder) == before
 
 
 def test_a_large_record_stays_as_it_is(tmp_path: Path) -> None:
