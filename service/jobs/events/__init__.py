@@ -29,7 +29,7 @@ from service.jobs.events.event import (
     parse_object,
 )
 from service.jobs.events.levels import Level, LineFilter, is_at_least
-from service.jobs.events.packed import pack, unpack
+from service.jobs.events.packed import PACKED, pack, unpack
 from service.jobs.events.rank_words import LONGEST_EVENT, Check, OddWord, go_on, read_object
 from service.jobs.events.record_files import (
     EventReader,
@@ -51,6 +51,7 @@ __all__ = [
     "LONGEST_MESSAGE",
     "LONGEST_TRACEBACK",
     "LONGEST_WORDS",
+    "PACKED",
     "RECORDED_ONLY",
     "ROW_VERDICTS",
     "STREAM_PING_S",

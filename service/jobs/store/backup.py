@@ -17,11 +17,13 @@ import stat
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
 from pydantic import BaseModel
 
+from service.jobs.events import PACKED
 from service.jobs.files import DataLayout, Folder, UnsafePathError, flush
 from service.jobs.host import close_to_others
 from service.jobs.host.embedded_broker import EmbeddedBroker, Fsync
@@ -131,7 +133,7 @@ def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _C
     with snapshot.open("rb") as file:
         _add(tar, file, _SNAPSHOT, contents)
     with Folder.open(layout.root.resolve()) as data:
-        for path in _files(data):
+        for path in chain(_files(data), _packed_since(data, contents)):
             name, of_jobs = f"{_DATA}/{path}", path.startswith(_OF_JOBS)
             try:
                 with data.reader(_name_member(path)) as file:
@@ -146,10 +148,26 @@ def _fill(tar: tarfile.TarFile, snapshot: Path, layout: DataLayout, contents: _C
                 if not whole and not of_jobs:
                     raise BackupError(f"{name} became shorter while it was read; make the backup again")
                 unusable += [] if whole else [name]
+    vanished = [name for name in vanished if _packed(name) not in contents.members]
     manifest = tarfile.TarInfo(_MANIFEST)
     manifest.size = len(text := contents.manifest())
     tar.addfile(manifest, io.BytesIO(text))
     return vanished, unusable
+
+
+def _packed_since(data: Folder, contents: _Contents) -> Iterator[str]:
+    """Yield records that were packed after their folders were listed: the files in them may have been missed."""
+    for path in _files(data):
+        if (name := f"{_DATA}/{path}") not in contents.members and name == _packed(
+            str(Path(name).with_suffix(".jsonl"))
+        ):
+            yield path
+
+
+def _packed(name: str) -> str:
+    """Return the member that has a file of an attempt's record once it is packed; empty for other files."""
+    path = PurePosixPath(name)
+    return str(path.with_name(PACKED)) if path.suffix == ".jsonl" and path.parts[-3:-2] == ("attempts",) else ""
 
 
 def _name_member(path: str) -> str:

@@ -14,11 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from digits import digits_job
 
-from service.jobs.files import DataLayout
+from service.jobs.events import pack
+from service.jobs.events.packed import open_record
+from service.jobs.files import DataLayout, Folder
 from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import Artifact, AttemptRef, PartOutcome, Superseded
 from service.jobs.spec.train import TrainSpec
@@ -177,6 +180,29 @@ def test_a_backup_is_of_one_moment_while_jobs_are_submitted_and_deleted(old: Pla
         assert there <= set(accepted)
         assert all((layout.job(job_id).artifacts / "file").exists() for job_id in known & there)
         store.close()
+
+
+def test_a_record_that_is_packed_meanwhile_is_in_it(
+    old: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = old.layout.job("job_x").attempt(1)
+    attempt.mkdir(parents=True)
+    for name in ("events.jsonl", "events.rank-0.jsonl"):
+        (attempt / name).write_text("{}\n")
+    add = backup._add
+
+    def then_pack(tar: Any, file: Any, name: str, contents: Any) -> bool:
+        whole = add(tar, file, name, contents)
+        if name.endswith("/events.jsonl"):
+            with Folder.open(attempt) as folder:
+                pack(folder)
+        return whole
+
+    monkeypatch.setattr(backup, "_add", then_pack)
+    assert backup.make(old.layout, old.store, tmp_path / "backup.tar").vanished == ()
+    _, layout = restored(tmp_path / "backup.tar", tmp_path / "new")
+    with Folder.open(layout.job("job_x").attempt(1)) as folder:
+        assert open_record(folder, "events.rank-0.jsonl").read() == b"{}\n"
 
 
 def test_no_job_keeps_the_rest_from_being_backed_up(old: Place, tmp_path: Path) -> None:
