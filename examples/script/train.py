@@ -71,11 +71,7 @@ def somebody_stops(device: torch.device) -> bool:
     return bool(told.item())
 
 
-def main() -> None:
-    args = arguments()
-    cuda, local = torch.cuda.is_available(), int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if cuda else "gloo")
+def train(args: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(0)
     learned, held_out = digits()
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(learned)
@@ -107,6 +103,14 @@ def main() -> None:
     if dist.get_rank() == 0:
         args.output_dir.mkdir(parents=True, exist_ok=True)
         torch.save(model.module.state_dict(), args.output_dir / "model.pt")
+
+
+def main() -> None:
+    args = arguments()
+    cuda, local = torch.cuda.is_available(), int(os.environ["LOCAL_RANK"])
+    dist.init_process_group("nccl" if cuda else "gloo")
+    train(args, torch.device("cuda", local) if cuda else torch.device("cpu"))
+    # After the model: with gloo, torch may wait for ever for the group's thread if a DDP model is the last to hold it.
     dist.destroy_process_group()
 
 
