@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,4 +116,5 @@ def reuse_compiler() -> None:
     """
     if (folder := own_cache()) is not None:
         keep_headers(folder)
-        VectorProbes(folder).forget()
+        with suppress(RuntimeError):  # without a compiler, torch says so where it needs one
+            VectorProbes(folder).forget()

@@ -15,6 +15,7 @@ import torch._inductor.codecache
 import torch._inductor.config
 from programs import clean
 from torch._inductor import cpu_vec_isa
+from torch._inductor.exc import InvalidCxxCompiler
 from waiting import LIMIT_S, eventually
 
 from service.compilation import job, prepare
@@ -29,7 +30,7 @@ from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.arithmetic import CompileChoice
 from service.jobs.spec.compile import CompileSpec
 from service.models import host_compiler
-from service.models.host_compiler import VectorProbes
+from service.models.host_compiler import VectorProbes, reuse_compiler
 from service.training.gate import load_caches
 
 CPU = torch.device("cpu")
@@ -113,6 +114,18 @@ def test_a_training_with_a_gate_begins_with_what_the_check_kept(
     assert str(cpu_vec_isa.pick_vec_isa()) == "avx2"
     assert not tried
     assert str(tmp_path / "precompiled_headers") == torch._inductor.codecache._HEADER_DIR
+
+
+def test_what_is_compiled_already_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_DIR", "")
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_LOCK_DIR", "")
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", find_none)
+    reuse_compiler()
+    assert not (tmp_path / "probes").exists()
 
 
 def test_headers_are_prepared_meanwhile_and_waited_for(
