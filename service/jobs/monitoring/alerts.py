@@ -104,6 +104,15 @@ ALERTS: tuple[Alert, ...] = (
         "Start a worker with trivet worker, or read the log of one that should run.",
     ),
     Alert(
+        "TrivetHostsTakeNoJobs", "warning",
+        Both(
+            Compared(Latest("trivet_queue_wait_seconds"), ">", 60),
+            Compared(Total(Latest("trivet_hosts", (("state", "alive"),))), "<", 1),
+        ), 60,
+        "Jobs wait, and no host takes any: all are drained, failing or lost.",
+        "trivet hosts says which; trivet hosts resume NAME lets one take jobs again.",
+    ),
+    Alert(
         "TrivetHostLost", "critical", Compared(Latest("trivet_host_heartbeat_age_seconds"), ">", 120), 0,
         "A host has been silent for two minutes; its jobs are queued again once their leases end.",
         "Check that it runs and reaches the broker. It is forgotten after a day.",

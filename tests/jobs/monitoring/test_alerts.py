@@ -54,6 +54,11 @@ PLANTED: dict[str, Callable[[float], Numbers]] = {
     "TrivetBrokerRewriteFailed": constant(one("trivet_broker_rewrite_ok"), 0),
     "TrivetBrokerForkSlow": constant(one("trivet_broker_fork_seconds"), 2),
     "TrivetNoHosts": constant(one("trivet_hosts", ("state", "alive")), 0),
+    "TrivetHostsTakeNoJobs": both(
+        constant(one("trivet_queue_wait_seconds"), 90),
+        constant(one("trivet_hosts", ("state", "draining")), 1),
+        constant(one("trivet_hosts", ("state", "alive")), 0),
+    ),
     "TrivetHostLost": constant(one("trivet_host_heartbeat_age_seconds", *HOST), 300),
     "TrivetHostFailing": constant(one("trivet_host_failing", *HOST), 1),
     "TrivetStartsFail": growing(one("trivet_failed_starts_total"), 1),
