@@ -125,7 +125,7 @@ def test_a_disk_without_room_for_the_record_ends_the_attempt_and_says_so(
 @pytest.mark.slow
 @pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["told soon"])
 def test_a_cancel_does_not_wait_for_what_nobody_could_read(fleet: Fleet) -> None:
-    """Half a TiB of nothing, as an artifact and as an event: the ranks have ended when the cancel comes."""
+    """Half a TiB of nothing, as an artifact: the ranks have ended when the cancel comes."""
     ref = fleet.submit("hoarding")
     supervisor = fleet.supervise(ref, grace_s=1.0)
     eventually(lambda: fleet.printed(ref, "it is all yours") and processes_of(ref) == [])
