@@ -113,6 +113,10 @@ class Site:
         page = self.store.events.page(job.id, after="0-0", types=set(types), limit=10_000)
         return [item.event for item in page.items]
 
+    def steps(self, job: Job) -> list[int]:
+        """Return the steps whose loss it told, in the order in which they were taken."""
+        return [event["step"] for event in self.events(job, "metric") if "loss" in event["values"]]
+
     def works(self, job: Job) -> None:
         """Its ranks have taken steps; they leave the processors to others from now on."""
         eventually(lambda: self.events(job, "metric"), within_s=2 * LIMIT_S)

@@ -205,7 +205,7 @@ class TestWithPods:
         assert first not in pods_cluster.names()
         pods_cluster.admit(second)
         eventually(lambda: site.events(job, "metric")[-1]["step"] > reached, within_s=2 * LIMIT_S)
-        steps = [event["step"] for event in site.events(job, "metric")]
+        steps = site.steps(job)
         assert len(steps) == len(set(steps)), "no step was done twice"
         site.store.jobs.cancel(job.id)
         assert site.ended(job).state == "cancelled"

@@ -111,7 +111,7 @@ class TestOnAHeadAndTwoNodes:
         assert "the service on its host stopped; queued again" in (site.until(job, "queued").reason or "")
         reached = max(event["step"] for event in site.events(job, "metric"))
         eventually(lambda: site.events(job, "metric")[-1]["step"] > reached)
-        steps = [event["step"] for event in site.events(job, "metric")]
+        steps = site.steps(job)
         assert len(steps) == len(set(steps)), "no step was done twice"
         assert site.now(job).attempt == 2, site.said()
         site.store.jobs.cancel(job.id)

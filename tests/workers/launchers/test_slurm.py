@@ -229,7 +229,7 @@ class TestOnTwoNodes:
             assert "the service on its host stopped; queued again" in (site.now(job).reason or "")
             reached = max(event["step"] for event in site.events(job, "metric"))
             eventually(lambda: site.events(job, "metric")[-1]["step"] > reached, within_s=2 * LIMIT_S)
-            steps = [event["step"] for event in site.events(job, "metric")]
+            steps = site.steps(job)
             assert len(steps) == len(set(steps)), "no step was done twice"
             assert site.now(job).attempt == 2, site.said()
             assert len(site.now(job).placement) == 2
