@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -145,11 +145,7 @@ class Softmax(_OfScores):
         lower, _ = self._shares(weighted.lower, weighted.upper, axes)
         _, upper = self._shares(weighted.upper, weighted.lower, axes)
         own = self._unless_undefined(lower, upper, found)
-        met = self._met(own, found, scores, axes, keepdim=True)
-        # A share behind a mask is 0, and no other entry is so small that its power would be lost too early.
-        most = weighted.lower.amax(axes, keepdim=True)
-        gone = (weighted.upper - most < log(torch.finfo(most.dtype).tiny)) & (found.lower == 0) & (found.upper == 0)
-        return Interval(torch.where(gone, found.lower, met.lower), torch.where(gone, found.upper, met.upper))
+        return self._met(own, found, scores, axes, keepdim=True)
 
     def weighted(self, scores: Interval) -> Interval:
         """Return bounds of the scores whose powers have the weights as factors; weights of 1 and of 0 lose nothing."""

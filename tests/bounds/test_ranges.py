@@ -135,14 +135,3 @@ def test_a_weighted_mean_stays_between_its_two_values(most: float, *, of_product
     assert bool((found.lower <= values.amin(dim=0) + 1e-9).all())
     assert bool((found.upper >= values.amax(dim=0) - 1e-9).all())
     assert bool((found.width < 2 + 1e-9).all()) is (most == 1)
-
-
-def test_a_share_behind_a_mask_is_nothing() -> None:
-    """But one whose power is lost before the others' are is not."""
-    shares = Softmax("scores", (0,), None)
-    ends = torch.tensor([[0.0, 1.0, -1e30], [-103.0, -104.0, -104.5]])
-    found = Interval.point(torch.exp(ends) / torch.exp(ends).sum(dim=1, keepdim=True).clamp(min=1e-45))
-    upper = shares.narrowed(found, {"scores": Interval(ends - 0.01, ends + 0.01)}).upper
-    assert upper[0, 2] == 0
-    assert (found.lower[1, 1:] == 0).all()
-    assert (upper[1] > 0.1).all()
