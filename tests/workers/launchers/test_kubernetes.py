@@ -206,7 +206,7 @@ class TestWithPods:
         pods_cluster.admit(second)
         eventually(lambda: site.events(job, "metric")[-1]["step"] > reached, within_s=2 * LIMIT_S)
         steps = site.steps(job)
-        assert len(steps) == len(set(steps)), "no step was done twice"
+        assert len(steps) == len(set(steps)) > 0, "no step was done twice"
         site.store.jobs.cancel(job.id)
         assert site.ended(job).state == "cancelled"
 

@@ -112,7 +112,7 @@ class TestOnAHeadAndTwoNodes:
         reached = max(event["step"] for event in site.events(job, "metric"))
         eventually(lambda: site.events(job, "metric")[-1]["step"] > reached)
         steps = site.steps(job)
-        assert len(steps) == len(set(steps)), "no step was done twice"
+        assert len(steps) == len(set(steps)) > 0, "no step was done twice"
         assert site.now(job).attempt == 2, site.said()
         site.store.jobs.cancel(job.id)
         assert site.ended(job).state == "cancelled"

@@ -230,7 +230,7 @@ class TestOnTwoNodes:
             reached = max(event["step"] for event in site.events(job, "metric"))
             eventually(lambda: site.events(job, "metric")[-1]["step"] > reached, within_s=2 * LIMIT_S)
             steps = site.steps(job)
-            assert len(steps) == len(set(steps)), "no step was done twice"
+            assert len(steps) == len(set(steps)) > 0, "no step was done twice"
             assert site.now(job).attempt == 2, site.said()
             assert len(site.now(job).placement) == 2
             assert not cluster.is_in_queue(urgent)
