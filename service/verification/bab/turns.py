@@ -1,5 +1,4 @@
-"""Lets searches of one specification take turns; the one whose bound is closer to a proof gets longer turns, and one
-that does not get there at its own pace the shortest.
+"""Lets searches of one specification take turns; the one that gets to a proof first at its own pace has longer turns.
 
 Halving inputs decides most networks with few inputs, and splitting activations decides those with few
 activations. Which is better shows only while both run. A change loses nothing, since a search continues where
@@ -25,18 +24,20 @@ Run = Callable[[Callable[[], SearchResult]], SearchResult]
 @dataclass(eq=False)
 class Course:
     """One technique's search: ``begin`` starts it at its first turn, given the last deadline. ``latest`` is its result
-    so far, and ``pace`` by how much its bound rose in each second of its last turn; unknown after the first.
+    so far, and ``pace`` by how much its bound rose in each second of its last turn; 0 after the first, as it rose from
+    nothing.
     """
 
     technique: Technique
     begin: Callable[[float, ProgressListener], Search]
     search: Search | None = None
     latest: SearchResult = OPEN
-    pace: float = inf
+    pace: float = 0.0
 
-    def is_too_slow(self, left: float) -> bool:
-        """Return whether the bound proves nothing in the seconds ``left`` if it goes on like this."""
-        return self.latest.bound + self.pace * left < 0
+    @property
+    def seconds_left(self) -> float:
+        """Return the seconds to a proof if the bound goes on rising like this."""
+        return max(-self.latest.bound, 0.0) / self.pace if self.pace > 0 else inf
 
     def run(self, deadline: float, end: float, listener: ProgressListener) -> SearchResult:
         if self.search is None:
@@ -71,18 +72,18 @@ class Turns:
         return self._result(course), course.technique
 
     def _next(self, waiting: Sequence[Course], last: Course, taken: float) -> tuple[Course, float]:
-        """Return whose turn is next, and its length: each search gets a turn, and the one with the best bound, or
-        that clips its domains, a longer one.
+        """Return whose turn is next, and its length: each search gets a turn, and the one that is to prove first, or
+        that clips its domains, a longer one. A bound that stands says nothing: where boxes are halved, it hardly rises
+        until most of them are small.
         """
         course = waiting[(waiting.index(last) + 1) % len(waiting)] if last in waiting else waiting[0]
         if len(waiting) == 1:
             return course, inf
         base = self.plan.next_turn(taken)
-        others = max(each.latest.bound for each in waiting if each is not course)
+        others = min(each.seconds_left for each in waiting if each is not course)
         # Clipping settles most domains at once and late, so that the bound hardly rises until then.
-        if course.latest.bound > others or course.latest.clips:
-            return course, base * self.plan.favour
-        return course, self.plan.least_turn if course.is_too_slow(self.end - time.monotonic()) else base
+        is_favoured = course.seconds_left < others or course.latest.clips
+        return course, base * self.plan.favour if is_favoured else base
 
     def _turn(self, course: Course, seconds: float) -> bool:
         """Give a search its turn; return whether it decided."""
@@ -94,9 +95,8 @@ class Turns:
             return False
         # A turn that runs out of memory reports nothing, and takes nothing back from what was proved before.
         course.latest = replace(found, bound=max(before.bound, found.bound), domains=max(before.domains, found.domains))
-        # The first bound rises from nothing, which is no pace.
         rose = course.latest.bound - before.bound
-        course.pace = rose / max(time.monotonic() - began, 1e-9) if isfinite(rose) else inf
+        course.pace = rose / max(time.monotonic() - began, 1e-9) if isfinite(rose) else 0.0
         return found.verdict is not Verdict.UNKNOWN
 
     def _listening(self, course: Course) -> ProgressListener:
