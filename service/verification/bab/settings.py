@@ -242,15 +242,13 @@ class InvpropSettings:
 
 @dataclass(frozen=True)
 class ClippingSettings:
-    """Bounds of the first layer in each domain, if at most ``most_inputs`` vary: with more, a halfspace cuts off less
-    and costs more.
+    """Bounds of the first layer in each domain, if its unstable entries have at most ``most_slopes`` slopes together.
 
-    Each multiplier is chosen ``sweeps`` times. At most ``entries`` slopes are looked at together.
+    At most ``entries`` numbers are looked at together, by kind of device.
     """
 
-    most_inputs: int = 64
-    sweeps: int = 1
-    entries: int = 2**21
+    most_slopes: int = 2**22
+    entries: Mapping[str, int] = field(default_factory=lambda: {"cpu": 2**21, "cuda": 2**26})
 
 
 @dataclass(frozen=True)

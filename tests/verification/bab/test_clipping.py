@@ -24,10 +24,11 @@ def test_ends_are_least_over_the_cube_and_halfspaces(count: int) -> None:
 
     def forms(number: int) -> Forms:
         slopes = torch.randn(1, number, 7, generator=generator, dtype=torch.float64)
-        return Forms(slopes, torch.rand(1, number, generator=generator, dtype=torch.float64))
+        constants = torch.rand(1, number, generator=generator, dtype=torch.float64)
+        return Forms(slopes, constants, slopes.abs().sum(dim=2) + constants)
 
     rows, halfspaces = forms(40), forms(count)
-    found = least_within(rows, halfspaces, sweeps=1)[0].numpy()
+    found = least_within(rows, halfspaces)[0].numpy()
     matrix, limits = halfspaces.slopes[0].numpy(), -halfspaces.constants[0].numpy()
     exact = np.array([linprog(row, matrix, limits, bounds=(-1, 1)).fun for row in rows.slopes[0].numpy()])
     exact += rows.constants[0].numpy()
@@ -42,12 +43,12 @@ def test_a_wide_layer_takes_far_fewer_domains() -> None:
     lower, upper = -torch.ones(5, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
     row = torch.tensor([1.0, -1.0], dtype=torch.float64)
     least, domains = exact_minimum(net, lower, upper, row), dict[int, int]()
-    for most in (0, 64):
-        settings = ActivationSearchSettings(clipping=ClippingSettings(most_inputs=most))
+    for most in (0, 2**22):
+        settings = ActivationSearchSettings(clipping=ClippingSettings(most_slopes=most))
         subject = replace(model_from(net, 5), settings=SearchSettings(activations=settings))
         for offset, verdict in ((-0.01, Verdict.VERIFIED), (0.01, Verdict.FALSIFIED)):
             finding, _ = searched(subject, specification_of(lower, upper, row[None], [least + offset], [0]))
             assert finding.verdict is verdict
             if verdict is Verdict.VERIFIED:
                 domains[most] = finding.domains
-    assert domains[64] * 2 < domains[0], domains
+    assert domains[2**22] * 2 < domains[0], domains

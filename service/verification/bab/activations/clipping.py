@@ -3,7 +3,11 @@ Zhou et al., 2025).
 
 Values before any relaxation are affine in the inputs. A counterexample in a domain satisfies its splits of these
 values, and the plane that proves the domain's bound is at most 0 there. Each end of such a value is least over the box
-and these halfspaces: a linear program, whose dual is solved one multiplier at a time. Any multipliers are sound.
+and these halfspaces: a linear program, whose dual is solved one multiplier at a time.
+
+No counterexample is cut off: it is in the box and in every halfspace, so that a function plus multiples m ≥ 0 of what
+is at most 0 is at most the function there. Any such multipliers are sound, and so is an end that is left alone: most
+gain nothing, which one product shows. What rounding may have added to a sum is taken off, as a share of all its terms.
 """
 
 from __future__ import annotations
@@ -31,21 +35,25 @@ from service.verification.verdict import RELATIVE_MARGIN
 
 @dataclass(frozen=True, eq=False)
 class Forms:
-    """Affine functions of t in [−1, 1]: ``slopes`` ``(…, inputs)`` and ``constants`` ``(…)``."""
+    """Affine functions of t in [−1, 1]: ``slopes`` ``(…, inputs)`` and ``constants`` ``(…)``.
+
+    ``sizes`` ``(…)`` are at least what was added up to each: in a constant, large terms may have cancelled.
+    """
 
     slopes: Tensor
     constants: Tensor
-
-    def __neg__(self) -> Forms:
-        return Forms(-self.slopes, -self.constants)
-
-    def at(self, index: Tensor) -> Forms:
-        return Forms(self.slopes[index], self.constants[index])
+    sizes: Tensor
 
     @property
-    def size(self) -> Tensor:
-        """Return the largest size of each."""
-        return self.slopes.abs().sum(dim=-1) + self.constants.abs()
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.slopes, self.constants, self.sizes
+
+    def at(self, index: Tensor) -> Forms:
+        return Forms(*(each[index] for each in self.columns))
+
+    def times(self, sign: Tensor) -> Forms:
+        """Return multiples by 1, −1 or 0, ``(…)``."""
+        return Forms(sign[..., None] * self.slopes, sign * self.constants, sign.abs() * self.sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,28 +71,36 @@ class FirstLayer:
     @classmethod
     def of(cls, network: Network, box: Interval, bounds: Interval) -> FirstLayer:
         """Return the layer of a network that is all here, over one ``box``, with root ``bounds`` ``(1, entries)``."""
-        behind = {each.value for each in after_relaxations(network)}
-        layers = [each for each in Preactivations.of(network).each if each.value not in behind]
-        index, slopes, constants, kinks = zip(*(_part(network, box, bounds, each) for each in layers), strict=True)
-        return cls(torch.cat(index), Forms(torch.cat(slopes), torch.cat(constants)), torch.cat(kinks))
+        parts = (_part(network, box, bounds, each) for each in _affine_layers(network))
+        index, slopes, constants, sizes, kinks = map(torch.cat, zip(*parts, strict=True))
+        return cls(index, Forms(slopes, constants, sizes), kinks)
 
     @classmethod
     def empty(cls, box: Interval) -> FirstLayer:
         nothing = box.lower.new_zeros(0)
-        return cls(nothing.long(), Forms(nothing[:, None], nothing), nothing)
+        return cls(nothing.long(), Forms(nothing[:, None], nothing, nothing), nothing)
 
 
 def first_layer(model: ModelUnderVerification, specification: Specification, root: RootBounds) -> FirstLayer:
-    """Return the layer that domains clip: empty for balls, divided models, rigorous searches, and too many inputs."""
+    """Return the layer that domains clip: empty for balls, divided models, rigorous searches, and too many slopes."""
     network, varying = model.network, int((root.box.width > 0).sum())
     is_plain = model.engine.refines and model.engine.is_alone and specification.ball is None
-    if not is_plain or not 0 < varying <= model.settings.activations.clipping.most_inputs or not network.nonlinear:
+    if not is_plain or not varying or not network.nonlinear:
+        return FirstLayer.empty(root.box)
+    entries = sum(int(unstable_entries(network, root.bounds, each).sum()) for each in _affine_layers(network))
+    if entries * varying > model.settings.activations.clipping.most_slopes:
         return FirstLayer.empty(root.box)
     return FirstLayer.of(network, root.box, root.bounds)
 
 
+def _affine_layers(network: Network) -> list[Preactivation]:
+    """Return the preactivations that are affine in the inputs."""
+    behind = {each.value for each in after_relaxations(network)}
+    return [each for each in Preactivations.of(network).each if each.value not in behind]
+
+
 def _part(network: Network, box: Interval, bounds: Interval, layer: Preactivation) -> tuple[Tensor, ...]:
-    """Return the index, slopes, constants and kinks of one layer's unstable entries."""
+    """Return the index, slopes, constants, sizes and kinks of one layer's unstable entries."""
     place = unstable_entries(network, bounds, layer).nonzero().squeeze(1)
     rows = box.lower.new_zeros(1, len(place), layer.size)
     rows[0, torch.arange(len(place)), place] = 1
@@ -95,14 +111,15 @@ def _part(network: Network, box: Interval, bounds: Interval, layer: Preactivatio
     forms = _over_cube(arrived[0], box, least - box.least(arrived)[0])
     kink = breakpoint_of(network, layer)
     kinks = torch.full_like(least, nan if kink is None else kink)
-    return layer.offset + place, forms.slopes, forms.constants, kinks
+    return layer.offset + place, *forms.columns, kinks
 
 
 def _over_cube(coefficients: Tensor, box: Interval, bias: Tensor) -> Forms:
     """Return ``coefficients·x + bias`` ``(n, *input shape)`` as functions of t, for the inputs that vary."""
     flat, varying = by_row(coefficients[None])[0], (box.width > 0).flatten()
-    slopes = (flat * box.radius.flatten())[:, varying]
-    return Forms(slopes, bias + flat @ box.centre.flatten())
+    slopes, centre = (flat * box.radius.flatten())[:, varying], box.centre.flatten()
+    sizes = bias.abs() + flat.abs() @ centre.abs() + slopes.abs().sum(dim=1)
+    return Forms(slopes, bias + flat @ centre, sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +135,10 @@ class Clipping:
         return len(self.layer.index) > 0
 
     @property
+    def _most(self) -> int:
+        return self.settings.entries[self.layer.index.device.type]
+
+    @property
     def is_whole(self) -> bool:
         """Return whether no relaxation has bounds that all domains share."""
         return self.applies and not after_relaxations(self.domain_bounds.network)
@@ -129,8 +150,8 @@ class Clipping:
         """
         if not self.applies or not len(domains):
             return domains
-        numbers = 2 * self.layer.forms.slopes.numel() + 1
-        at_once = max(1, min(self.domain_bounds.capacity, self.settings.entries // numbers))
+        numbers = (1 + domains.depth) * sum(self.layer.forms.slopes.shape)
+        at_once = max(1, min(self.domain_bounds.capacity, self._most // numbers))
         parts = self.domain_bounds.in_parts(len(domains), at_once, lambda part: self._clip(domains.rows(part)))
         return Domains.join(parts)
 
@@ -148,22 +169,32 @@ class Clipping:
 
     def _clip(self, domains: Domains) -> Domains:
         known = self.domain_bounds.objective.within(domains).arranged(lambda end: end[:, self.layer.index])
-        kinks = self.layer.kinks
+        kinks, halfspaces = self.layer.kinks, self._halfspaces(domains)
         is_open = (known.lower < known.upper) & ~((known.lower >= kinks) | (known.upper <= kinks))
-        most = int(is_open.sum(dim=1).max())
-        if not most:
-            return domains
-        # All domains have equally many rows: some have closed entries among them, which does no harm.
-        place = is_open.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
-        forms = self.layer.forms.at(place)
-        least = self._least(forms, -forms, self._halfspaces(domains))
-        lower = known.lower.scatter_reduce(1, place, least[:, :most], "amax")
-        upper = known.upper.scatter_reduce(1, place, -least[:, most:], "amin")
-        return domains.with_(lower=lower, upper=upper)
+        for sign, end, gains in zip((1, -1), (known.lower, known.upper), self._gains(halfspaces), strict=True):
+            domain, entry = (is_open & gains).nonzero(as_tuple=True)
+            least = self._least(sign, domain, entry, halfspaces)
+            end[domain, entry] = sign * torch.maximum(sign * end[domain, entry], least)
+        return domains.with_(lower=known.lower, upper=known.upper)
 
-    def _least(self, ends: Forms, others: Forms, halfspaces: Forms) -> Tensor:
-        rows = Forms(torch.cat([ends.slopes, others.slopes], 1), torch.cat([ends.constants, others.constants], 1))
-        return least_within(rows, halfspaces, self.settings.sweeps)
+    def _gains(self, halfspaces: Forms) -> tuple[Tensor, Tensor]:
+        """Return whether a first multiplier of any halfspace raises the least value of an entry over the cube, and of
+        its negative, ``(n, entries)``: if none does, 0 is best for all.
+        """
+        falls = halfspaces.slopes @ self.layer.forms.slopes.sign().T
+        rises = halfspaces.constants[..., None]
+        return (rises > falls).any(dim=1), (rises > -falls).any(dim=1)
+
+    def _least(self, sign: int, domain: Tensor, entry: Tensor, halfspaces: Forms) -> Tensor:
+        """Return the least value of each entry ``(n,)``, times ``sign``, in the halfspaces of the domain beside it."""
+
+        def least(part: slice) -> Tensor:
+            rows = self.layer.forms.at(entry[part, None])
+            return least_within(rows.times(torch.full_like(rows.constants, sign)), halfspaces.at(domain[part]))[:, 0]
+
+        at_once = max(1, self._most // halfspaces.slopes[0].numel())
+        parts = self.domain_bounds.in_parts(len(domain), at_once, least)
+        return torch.cat(parts) if parts else halfspaces.constants.new_zeros(0)
 
     def _halfspaces(self, domains: Domains) -> Forms:
         """Return functions that are at most 0 at a domain's counterexamples: the plane of its bound, and its splits,
@@ -176,29 +207,27 @@ class Clipping:
         places[self.layer.index] = torch.arange(len(self.layer.index), device=places.device)
         place = places[domains.index]
         # sign·(z − at) ≥ 0, and nothing for a split of another layer
-        sign = torch.where(place >= 0, domains.sign, 0)
-        split = self.layer.forms.at(place)
-        slopes = torch.cat([plane.slopes[:, None], -sign[..., None] * split.slopes], dim=1)
-        constants = torch.cat([plane.constants[:, None], -sign * (split.constants - domains.at)], dim=1)
-        found = Forms(slopes, constants)
-        return Forms(slopes, constants - RELATIVE_MARGIN[slopes.dtype] * found.size)
+        own = domains.with_(index=place, sign=torch.where(place >= 0, domains.sign, 0)).pack()
+        split = self.layer.forms.at(own.index)
+        split = Forms(split.slopes, split.constants - own.at, split.sizes + own.at.abs()).times(-own.sign)
+        columns = (torch.cat([one[:, None], more], 1) for one, more in zip(plane.columns, split.columns, strict=True))
+        slopes, constants, sizes = columns
+        return Forms(slopes, constants - RELATIVE_MARGIN[slopes.dtype] * sizes, sizes)
 
 
-def least_within(rows: Forms, halfspaces: Forms, sweeps: int) -> Tensor:
+def least_within(rows: Forms, halfspaces: Forms) -> Tensor:
     """Return lower bounds ``(n, rows)`` of functions over the cube, where all ``halfspaces`` ``(n, k, inputs)`` are at
-    most 0.
+    most 0. The multiplier of each is chosen once.
     """
-    count = halfspaces.slopes.shape[1]
-    multipliers = rows.slopes.new_zeros(*rows.slopes.shape[:2], count)
-    left = rows.slopes
-    for number in [*range(count)] * sweeps:
+    count, left = halfspaces.slopes.shape[1], rows.slopes
+    multipliers = left.new_zeros(*left.shape[:2], count)
+    for number in range(count):
         slopes = halfspaces.slopes[:, number, None]
-        left = left - multipliers[:, :, number, None] * slopes
         multipliers[:, :, number] = _best_multiplier(left, slopes, halfspaces.constants[:, number, None])
         left = left + multipliers[:, :, number, None] * slopes
     left = rows.slopes + multipliers @ halfspaces.slopes
     shift = multipliers @ halfspaces.constants[..., None]
-    size = rows.size + (multipliers @ halfspaces.size[..., None]).squeeze(2)
+    size = rows.sizes + (multipliers @ halfspaces.sizes[..., None]).squeeze(2)
     least = rows.constants + shift.squeeze(2) - left.abs().sum(dim=2) - RELATIVE_MARGIN[left.dtype] * size
     return least.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
 
