@@ -78,12 +78,16 @@ the end.
 ENDED_EARLY = " before the bounds of hidden values were optimised to the end, as alpha-crown does"
 
 
+UNSPLIT, CLOSE = "what is left open cannot be split", "its first bound lacks no more than rounding takes"
+"""Why a search ends before its time, as numbers of its type are too coarse."""
+
+
 class StoppedError(Exception):
     """The attempt was asked to end in the middle of a search."""
 
 
-class _SpentError(Exception):
-    """A search has bounded its most domains."""
+class _EndedError(Exception):
+    """A search ends before its time; the text says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,15 +110,15 @@ class SearchRunner:
             return False
         return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
 
-    def decided(self, row: BoundsRow) -> BoundsRow:
-        """Return the row with the result of a search in the seconds that its bounds have left. Raises
-        :class:`StoppedError`.
+    def decided(self, row: BoundsRow, reserve: float = 0.0) -> BoundsRow:
+        """Return the row with the result of a search in the seconds that its bounds have left. The search ends at its
+        first bound if that lacks less than ``reserve``. Raises :class:`StoppedError`.
         """
         started = time.monotonic()
-        found = self._decide_row(row)
+        found = self._decide_row(row, reserve)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
 
-    def _decide_row(self, row: BoundsRow) -> BoundsRow:
+    def _decide_row(self, row: BoundsRow, reserve: float) -> BoundsRow:
         query, limit = self._query(row), self.limit(row.instance) - row.seconds
         assert query is not None
         if self.task.anywhere(limit <= 0):
@@ -126,7 +130,7 @@ class SearchRunner:
         if not possible.disjuncts:
             return replace(row, verdict=Verdict.VERIFIED.value, decided_by=BY_QUERY, reason=None)
         try:
-            decision, left, spent = self._search_instance(row.instance, possible, limit)
+            decision, left, spent = self._search_instance(row.instance, possible, limit, reserve)
         except Exception as error:
             if not self.task.survives(error):
                 raise
@@ -143,7 +147,7 @@ class SearchRunner:
         if decision.seconds >= limit and decision.shortage is None:
             return self._timeout(found, ENDED_EARLY if decision.is_hurried else "")
         short = None if decision.shortage is None else str(decision.shortage)
-        reason = short or spent or "what is left open cannot be split"
+        reason = short or spent or UNSPLIT
         return replace(found, verdict=decision.verdict.value, reason=reason)
 
     def _is_exact(self, disjuncts: Sequence[Disjunct], deadline: float) -> bool:
@@ -173,8 +177,10 @@ class SearchRunner:
     def _timeout(self, row: BoundsRow, when: str = "") -> BoundsRow:
         return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent{when}")
 
-    def _search_instance(self, instance: int, query: Query, limit: float) -> tuple[Decision, int, str | None]:
-        """Return the decision, the number of open domains, and the part of the budget that ran out before the time."""
+    def _search_instance(
+        self, instance: int, query: Query, limit: float, reserve: float
+    ) -> tuple[Decision, int, str | None]:
+        """Return the decision, the number of open domains, and why it ended before its time."""
         budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
         record = self.trees.room() if self.task.leads else SplitRecord()
         report = self._reporting(instance, record)
@@ -182,16 +188,19 @@ class SearchRunner:
 
         def hear(progress: DecisionProgress) -> None:
             nonlocal last
-            last = progress
+            is_first, last = not isfinite(last.bound), progress
+            # Later, a tree would be lost.
+            if is_first and progress.open and -reserve < progress.bound <= 0:
+                raise _EndedError(CLOSE)
             report(progress)
 
         try:
             method = method_of(self.task.spec)
             decision = decide(model, query, method, limit, hear, restarts=budget.restarts, exactly=self._is_exact)
-        except _SpentError:
+        except _EndedError as ended:
             self.trees.tell(instance, last, record)
             halted = Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Technique.ACTIVATIONS)
-            return halted, last.open, f"budget.domains: {budget.domains} were bounded"
+            return halted, last.open, str(ended)
         last = DecisionProgress(decision.domains, last.open, decision.bound, decision.seconds)
         self.trees.tell(instance, last, record)
         return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0, None
@@ -234,7 +243,7 @@ class SearchRunner:
                 next_tree = 2 * progress.seconds
                 self.trees.tell(instance, progress, record)
             if progress.domains >= self.task.spec.budget.domains and progress.open:
-                raise _SpentError
+                raise _EndedError(f"budget.domains: {self.task.spec.budget.domains} were bounded")
 
         return report
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from lanes import first_fast
@@ -50,3 +52,21 @@ def test_what_only_rounding_proves_is_unknown(
     (row,) = report.bounds
     assert row["verdict"] == verdict
     assert verdict == "verified" or row["reason"] in {REASON, "the bounds do not decide it"}
+
+
+def test_what_only_float64_proves_is_searched_in_it(data: DataLayout) -> None:
+    """Bounds in float32 give away more for rounding than this property leaves."""
+    smooth = model([node("Sigmoid", ["x"], "r"), node("Mul", ["r", "c"])], [1, 1], {"c": np.float32(3)})
+    most = 3 / (1 + math.exp(-1)) + 2e-5
+    box = {"lower": [-1.0], "upper": [1.0], "output": [{"coefficients": [-1], "threshold": -most}]}
+    asked = specification(
+        data,
+        "",
+        model={"onnx": upload(data, smooth)},
+        property={"box": box},
+        method="beta-crown",
+        budget={"seconds": 5.0},
+    )
+    ranked, report = context(data)
+    job.run(asked, ranked)
+    assert [row["verdict"] for row in report.bounds] == ["verified"]
