@@ -12,7 +12,9 @@ from scipy.optimize import linprog
 from search_problems import exact_minimum, model_from, searched, specification_of
 from torch import nn
 
-from service.verification.bab.activations.clipping import Forms, least_within
+from service.bounds.interval import Interval
+from service.bounds.network import prepare
+from service.verification.bab.activations.clipping import FirstLayer, Forms, least_within
 from service.verification.bab.settings import ActivationSearchSettings, ClippingSettings, SearchSettings
 from service.verification.verdict import Verdict
 
@@ -35,6 +37,22 @@ def test_ends_are_least_over_the_cube_and_halfspaces(count: int) -> None:
     assert (found <= exact).all()
     on_cube = (rows.constants - rows.slopes.abs().sum(dim=2))[0].numpy()
     assert np.allclose(found, exact, atol=1e-6) if count == 1 else (found - on_cube).sum() > (exact - found).sum()
+
+
+def test_no_counterexample_is_cut_off_where_large_terms_cancel() -> None:
+    """A constant in float32 that is what is left of large terms: the exact least value is never below an end."""
+    centre = torch.full((1, 6), 1000.0)
+    net = mlp([6, 40, 1], nn.ReLU(), 3).requires_grad_(False)
+    first = net[0]
+    first.bias.copy_(-(first.weight @ centre[0]))
+    box, bounds = Interval(centre - 0.25, centre + 0.25), Interval(-torch.ones(1, 40), torch.ones(1, 40))
+    layer = FirstLayer.of(prepare(net, (6,)), box, bounds)
+    cut_nothing = Forms(torch.zeros(1, 1, 6), -torch.ones(1, 1), torch.ones(1, 1))
+    found = least_within(layer.forms.at(torch.arange(40)[None]), cut_nothing)[0].double()
+    weight, bias = first.weight.double(), first.bias.double()
+    exact = weight @ centre[0].double() + bias - 0.25 * weight.abs().sum(dim=1)
+    assert (found <= exact).all()
+    assert (exact - found).max() < 0.2
 
 
 def test_a_wide_layer_takes_far_fewer_domains() -> None:
