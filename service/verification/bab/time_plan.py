@@ -25,7 +25,8 @@ class TimePlan:
     Choice of the search: where inputs and activations may be split, both have turns. If few inputs vary, a search of
     inputs alone begins with the share ``few_inputs_first`` of the remaining time. Every other turn takes the share
     ``turn`` of the time spent so far, but at least ``least_turn`` seconds, and ``favour`` times as long for the search
-    whose bound is to prove first at the pace of its last turn, and for one that clips its domains.
+    with the best bound so far, for the one whose bound is to prove first at the pace of its last turn, and for one that
+    clips its domains.
 
     Root bounds: an optimising method bounds the whole box if ``optimised_root_cost`` times CROWN's time for it is
     left for it.

@@ -1,4 +1,5 @@
-"""Lets searches of one specification take turns; the one that gets to a proof first at its own pace has longer turns.
+"""Lets searches of one specification take turns; the one that is closer to a proof, and the one that gets there first
+at its own pace, have longer turns.
 
 Halving inputs decides most networks with few inputs, and splitting activations decides those with few
 activations. Which is better shows only while both run. A change loses nothing, since a search continues where
@@ -72,17 +73,19 @@ class Turns:
         return self._result(course), course.technique
 
     def _next(self, waiting: Sequence[Course], last: Course, taken: float) -> tuple[Course, float]:
-        """Return whose turn is next, and its length: each search gets a turn, and the one that is to prove first, or
-        that clips its domains, a longer one. A bound that stands says nothing: where boxes are halved, it hardly rises
-        until most of them are small.
+        """Return whose turn is next, and its length: each search gets a turn, and the one with the best bound, that is
+        to prove first, or that clips its domains, a longer one. A bound that stands says nothing: where boxes are
+        halved, it hardly rises until most of them are small.
         """
         course = waiting[(waiting.index(last) + 1) % len(waiting)] if last in waiting else waiting[0]
         if len(waiting) == 1:
             return course, inf
         base = self.plan.next_turn(taken)
-        others = min(each.seconds_left for each in waiting if each is not course)
+        others = [each for each in waiting if each is not course]
+        is_best = course.latest.bound > max(each.latest.bound for each in others)
+        is_first = course.seconds_left < min(each.seconds_left for each in others)
         # Clipping settles most domains at once and late, so that the bound hardly rises until then.
-        is_favoured = course.seconds_left < others or course.latest.clips
+        is_favoured = is_best or is_first or course.latest.clips
         return course, base * self.plan.favour if is_favoured else base
 
     def _turn(self, course: Course, seconds: float) -> bool:
