@@ -154,7 +154,9 @@ class Build:
         values = certificates | stage.arguments | stage.environment
         words = ["env", "--ignore-environment", *(f"{name}={value}" for name, value in values.items()), *command]
         script.append(f"exec chroot --userspec={stage.user} {stage.root} {shlex.join(words)}")
-        ran = subprocess.run(["unshare", "--mount", "--propagation=private", "sh", "-ec", "\n".join(script)], check=False)
+        ran = subprocess.run(
+            ["unshare", "--mount", "--propagation=private", "sh", "-ec", "\n".join(script)], check=False
+        )
         if ran.returncode:  # what it printed is above
             raise SystemExit(f"exit status {ran.returncode}: {shlex.join(command)[:200]}")
 
