@@ -81,7 +81,7 @@ def test_one_search_on_two_gpus_decides_as_on_one() -> None:
     done = subprocess.run(
         [sys.executable, *ranks, *asked],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
         timeout=300,
