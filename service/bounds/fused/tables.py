@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from service.bounds.fused.building import block, flat, kernels_for, strides
-from service.bounds.fused.halves import multiply
 
 
 def propagate_table(coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,16 +87,14 @@ def product_in_ascent(coefficients: Tensor, weight: Tensor) -> Tensor:
     return found
 
 
-def product(coefficients: Tensor, weight: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return ``coefficients @ weight``, for a matrix added in place to ``total`` if there is one.
+def product(coefficients: Tensor, weight: Tensor) -> Tensor:
+    """Return ``coefficients @ weight``.
 
     This is one product of two matrices: for coefficients in another order, torch makes a product per row.
     """
     if weight.ndim != 2:
         return coefficients @ weight
-    rows = coefficients.reshape(-1, weight.shape[0])
-    found = multiply(rows, weight, None if total is None else total.view(-1, weight.shape[1]))
-    return found.reshape(*coefficients.shape[:-1], weight.shape[1])
+    return (coefficients.reshape(-1, weight.shape[0]) @ weight).reshape(*coefficients.shape[:-1], weight.shape[1])
 
 
 class _RoughProduct(torch.autograd.Function):

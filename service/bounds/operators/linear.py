@@ -78,7 +78,7 @@ class AffineOperator(AccumulatingOperator):
     def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
         layer = self.read(node)
         if layer.weight.ndim == 2:
-            product(coefficients, layer.weight, total)
+            total.view(-1, layer.weight.shape[1]).addmm_(coefficients.reshape(-1, layer.weight.shape[0]), layer.weight)
         else:
             total.add_(unbroadcast(coefficients @ layer.weight, node.input_shapes[0]))
         return _constant(layer, coefficients)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from service.bounds import fused, planes
 from service.bounds.capture import local_state
-from service.bounds.fused import adam, boxes, building, halves, lines, products, tables
+from service.bounds.fused import adam, boxes, building, lines, products, tables
 from service.bounds.interval import Interval
 from service.bounds.linear.rows.patches import Patches
 from service.bounds.linear.rows.structured import GatheredRows
@@ -26,7 +26,7 @@ from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Relaxation
 
 SEEDS = st.integers(0, 2**20)
-USERS = (adam, boxes, halves, lines, products, tables)
+USERS = (adam, boxes, lines, products, tables)
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 

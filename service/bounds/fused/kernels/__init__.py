@@ -5,7 +5,6 @@ say nothing about how entries lie in memory are not specialised on: each variant
 """
 
 from service.bounds.fused.kernels.boxes import backward_least, forward_least, least_in_patches, lines_in_patches
-from service.bounds.fused.kernels.halves import divide_rows, product_of_halves
 from service.bounds.fused.kernels.lines import backward_lines, forward_lines
 from service.bounds.fused.kernels.products import (
     backward_matrices,
@@ -23,7 +22,6 @@ __all__ = [
     "backward_matrices",
     "backward_products",
     "backward_table",
-    "divide_rows",
     "forward_least",
     "forward_lines",
     "forward_matrices",
@@ -32,6 +30,5 @@ __all__ = [
     "least_in_patches",
     "lines_in_patches",
     "ones",
-    "product_of_halves",
     "rough_product",
 ]
