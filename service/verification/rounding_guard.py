@@ -61,39 +61,51 @@ class RoundingGuard:
         seconds in all.
         """
         started = time.monotonic()
-        found = self._settle_row(row, started + limit - row.seconds)
+        try:
+            found = self._settle_row(row, started + limit - row.seconds)
+        except Exception as error:
+            if not self.task.survives(error):
+                raise
+            found = leave_undecided(row, REASON) if row.verdict == Verdict.VERIFIED.value else row
         return replace(found, seconds=row.seconds + time.monotonic() - started)
 
     @torch.no_grad()
     def reserve(self, instance: int) -> float:
-        """Return what a search's bound may lack for :meth:`settled` to search the row in float64; 0 where it cannot."""
+        """Return what a search's bound may lack for :meth:`settled` to decide the row in float64; 0 where it does not:
+        beside other ranks, which would have to take part, and where float64 has bounded it already.
+        """
         task, query = self.task, self.task.asked.query(instance)
         if query is None or task.like.dtype != torch.float32 or not (task.is_alone and task.spec.searches()):
             return 0.0
         return LACKING * self._rounding(self._bounded, instance, query)[1]
 
     def _is_too_coarse(self, row: BoundsRow) -> bool:
-        """Return whether a search in float32 ended where float64 may go on."""
-        return row.reason in (CLOSE, UNSPLIT) and -self.reserve(row.instance) < _margin(row)
+        """Return whether a search in float32 left the row open where float64 may decide it."""
+        if row.verdict != Verdict.UNKNOWN.value or row.reason not in (CLOSE, UNSPLIT):
+            return False
+        reserve = self.reserve(row.instance)
+        return reserve > 0 and -reserve < _margin(row)
 
     @torch.no_grad()
     def _settle_row(self, row: BoundsRow, deadline: float) -> BoundsRow:
         query = self.task.asked.query(row.instance)
-        is_open = row.verdict == Verdict.UNKNOWN.value and self._is_too_coarse(row)
-        is_verified = row.verdict == Verdict.VERIFIED.value and self.task.like.dtype == torch.float32
-        if query is None or not (is_open or is_verified) or row.decided_by == BY_QUERY:
+        if query is None or self.task.like.dtype != torch.float32 or row.decided_by == BY_QUERY:
+            return row
+        is_open = self._is_too_coarse(row)
+        if not is_open and row.verdict != Verdict.VERIFIED.value:
             return row
         rounding, allowed = self._rounding(self._bounded, row.instance, query)
         if not is_open and (rounding <= allowed or rounding < _margin(row)):
             return row
+        undecided = row if is_open else leave_undecided(row, REASON)
         if self._double is None:
-            return leave_undecided(row, REASON)
+            return undecided
         # Bounds in float64 lose almost nothing; the rest is the rounding of the model itself in float32.
         rounding, _ = self._rounding(self.task.module, row.instance, query)
         try:
             again = self._again(row, rounding, deadline)
         except OutOfTimeError:
-            return leave_undecided(row, REASON)
+            return undecided
         holds = again.verdict != Verdict.VERIFIED.value or rounding < _margin(again)
         return again if holds else leave_undecided(again, REASON)
 
@@ -134,7 +146,7 @@ class RoundingGuard:
         batch, options = task.asked.batch([row.instance], task.like), task.options.until(deadline)
         outcome = certify(task.engine, checker, bounder, options, batch)
         margin = float(outcome.margin[0])
-        if isfinite(margin) and margin > rounding:
+        if outcome.verdicts[0] is Verdict.VERIFIED and isfinite(margin) and margin > rounding:
             by = row.decided_by or Technique.BOUNDS.value
             return replace(row, verdict=Verdict.VERIFIED.value, margin=margin, decided_by=by, reason=None)
         open_ = replace(row, verdict=Verdict.UNKNOWN.value, margin=None, decided_by=None)

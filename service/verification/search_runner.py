@@ -82,6 +82,14 @@ UNSPLIT, CLOSE = "what is left open cannot be split", "its first bound lacks no 
 """Why a search ends before its time, as numbers of its type are too coarse."""
 
 
+Reserve = Callable[[], float]
+"""Returns what a first bound may lack to end its search."""
+
+
+def _no_reserve() -> float:
+    return 0.0
+
+
 class StoppedError(Exception):
     """The attempt was asked to end in the middle of a search."""
 
@@ -110,15 +118,15 @@ class SearchRunner:
             return False
         return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
 
-    def decided(self, row: BoundsRow, reserve: float = 0.0) -> BoundsRow:
+    def decided(self, row: BoundsRow, reserve: Reserve = _no_reserve) -> BoundsRow:
         """Return the row with the result of a search in the seconds that its bounds have left. The search ends at its
-        first bound if that lacks less than ``reserve``. Raises :class:`StoppedError`.
+        first bound if that lacks less than ``reserve`` returns. Raises :class:`StoppedError`.
         """
         started = time.monotonic()
         found = self._decide_row(row, reserve)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
 
-    def _decide_row(self, row: BoundsRow, reserve: float) -> BoundsRow:
+    def _decide_row(self, row: BoundsRow, reserve: Reserve) -> BoundsRow:
         query, limit = self._query(row), self.limit(row.instance) - row.seconds
         assert query is not None
         if self.task.anywhere(limit <= 0):
@@ -178,19 +186,20 @@ class SearchRunner:
         return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent{when}")
 
     def _search_instance(
-        self, instance: int, query: Query, limit: float, reserve: float
+        self, instance: int, query: Query, limit: float, reserve: Reserve
     ) -> tuple[Decision, int, str | None]:
         """Return the decision, the number of open domains, and why it ended before its time."""
         budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
         record = self.trees.room() if self.task.leads else SplitRecord()
         report = self._reporting(instance, record)
         model = replace(self._model, splits=record)
+        is_one = len({(each.lower, each.upper) for each in query.disjuncts}) == 1
 
         def hear(progress: DecisionProgress) -> None:
             nonlocal last
-            is_first, last = not isfinite(last.bound), progress
-            # Later, a tree would be lost.
-            if is_first and progress.open and -reserve < progress.bound <= 0:
+            is_first, last = is_one and not isfinite(last.bound), progress
+            # Later, or behind other boxes of the query, what was proved so far would be lost.
+            if is_first and progress.open and -reserve() < progress.bound <= 0:
                 raise _EndedError(CLOSE)
             report(progress)
 

@@ -242,12 +242,13 @@ class InvpropSettings:
 
 @dataclass(frozen=True)
 class ClippingSettings:
-    """Bounds of the first layer in each domain, if its unstable entries have at most ``most_slopes`` slopes together.
+    """Bounds of the first layer in each domain, if its unstable entries have at most ``most_slopes`` slopes together: a
+    domain costs as many products for each of its splits, where the bound is close to a proof.
 
-    At most ``entries`` numbers are looked at together, by kind of device.
+    At most ``entries`` numbers are looked at together. Both are by kind of device.
     """
 
-    most_slopes: int = 2**22
+    most_slopes: Mapping[str, int] = field(default_factory=lambda: {"cpu": 2**17, "cuda": 2**18})
     entries: Mapping[str, int] = field(default_factory=lambda: {"cpu": 2**21, "cuda": 2**26})
 
 

@@ -62,7 +62,7 @@ def test_a_wide_layer_takes_far_fewer_domains() -> None:
     row = torch.tensor([1.0, -1.0], dtype=torch.float64)
     least, domains = exact_minimum(net, lower, upper, row), dict[int, int]()
     for most in (0, 2**22):
-        settings = ActivationSearchSettings(clipping=ClippingSettings(most_slopes=most))
+        settings = ActivationSearchSettings(clipping=ClippingSettings(most_slopes={"cpu": most}))
         subject = replace(model_from(net, 5), settings=SearchSettings(activations=settings))
         for offset, verdict in ((-0.01, Verdict.VERIFIED), (0.01, Verdict.FALSIFIED)):
             finding, _ = searched(subject, specification_of(lower, upper, row[None], [least + offset], [0]))

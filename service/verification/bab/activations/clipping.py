@@ -6,12 +6,14 @@ values, and the plane that proves the domain's bound is at most 0 there. Each en
 and these halfspaces: a linear program, whose dual is solved one multiplier at a time.
 
 No counterexample is cut off: it is in the box and in every halfspace, so that a function plus multiples m ≥ 0 of what
-is at most 0 is at most the function there. Any such multipliers are sound, and so is an end that is left alone: most
-gain nothing, which one product shows. What rounding may have added to a sum is taken off, as a share of all its terms.
+is at most 0 is at most the function there. Any such multipliers are sound, and so is an end that is left alone: far
+from a proof most gain nothing, which one product shows. What rounding may have added to a sum is taken off, as a share
+of its terms.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from math import nan
 
@@ -32,12 +34,15 @@ from service.verification.bab.settings import ClippingSettings
 from service.verification.bab.specification import Specification
 from service.verification.verdict import RELATIVE_MARGIN
 
+AT_ONCE = 2**22
+"""Numbers of the rows that find functions at once."""
+
 
 @dataclass(frozen=True, eq=False)
 class Forms:
     """Affine functions of t in [−1, 1]: ``slopes`` ``(…, inputs)`` and ``constants`` ``(…)``.
 
-    ``sizes`` ``(…)`` are at least what was added up to each: in a constant, large terms may have cancelled.
+    ``sizes`` ``(…)`` are sums of the sizes of all terms over the cube: in a constant, large ones may have cancelled.
     """
 
     slopes: Tensor
@@ -88,7 +93,7 @@ def first_layer(model: ModelUnderVerification, specification: Specification, roo
     if not is_plain or not varying or not network.nonlinear:
         return FirstLayer.empty(root.box)
     entries = sum(int(unstable_entries(network, root.bounds, each).sum()) for each in _affine_layers(network))
-    if entries * varying > model.settings.activations.clipping.most_slopes:
+    if entries * varying > model.settings.activations.clipping.most_slopes[root.box.lower.device.type]:
         return FirstLayer.empty(root.box)
     return FirstLayer.of(network, root.box, root.bounds)
 
@@ -102,16 +107,22 @@ def _affine_layers(network: Network) -> list[Preactivation]:
 def _part(network: Network, box: Interval, bounds: Interval, layer: Preactivation) -> tuple[Tensor, ...]:
     """Return the index, slopes, constants, sizes and kinks of one layer's unstable entries."""
     place = unstable_entries(network, bounds, layer).nonzero().squeeze(1)
+    parts = [_forms_of(network, box, layer, part).columns for part in place.split(max(1, AT_ONCE // layer.size))]
+    slopes, constants, sizes = (torch.cat(column) for column in zip(*parts, strict=True))
+    kink = breakpoint_of(network, layer)
+    kinks = torch.full_like(constants, nan if kink is None else kink)
+    return layer.offset + place, slopes, constants, sizes, kinks
+
+
+def _forms_of(network: Network, box: Interval, layer: Preactivation, place: Tensor) -> Forms:
+    """Return some entries of a layer as functions of the inputs."""
     rows = box.lower.new_zeros(1, len(place), layer.size)
     rows[0, torch.arange(len(place)), place] = 1
     recorder = CoefficientRecorder(box.lower, box.upper, box, [])
     backward = Pass(network, {network.graph.input.name: recorder}, {})
     least = backward.lower_bounds(layer.value, rows.reshape(1, -1, *layer.shape))[0]
     arrived = torch.cat(recorder.arrived, dim=1)
-    forms = _over_cube(arrived[0], box, least - box.least(arrived)[0])
-    kink = breakpoint_of(network, layer)
-    kinks = torch.full_like(least, nan if kink is None else kink)
-    return layer.offset + place, *forms.columns, kinks
+    return _over_cube(arrived[0], box, least - box.least(arrived)[0])
 
 
 def _over_cube(coefficients: Tensor, box: Interval, bias: Tensor) -> Forms:
@@ -144,16 +155,20 @@ class Clipping:
         return self.applies and not after_relaxations(self.domain_bounds.network)
 
     @torch.no_grad()
-    def clip(self, domains: Domains) -> Domains:
+    def clip(self, domains: Domains, until: float) -> Domains:
         """Return the domains with bounds that hold wherever in them a counterexample may be; ends that cross mean
-        nowhere.
+        nowhere. Those that are not reached ``until`` then (``time.monotonic``) keep theirs.
         """
         if not self.applies or not len(domains):
             return domains
         numbers = (1 + domains.depth) * sum(self.layer.forms.slopes.shape)
         at_once = max(1, min(self.domain_bounds.capacity, self._most // numbers))
-        parts = self.domain_bounds.in_parts(len(domains), at_once, lambda part: self._clip(domains.rows(part)))
-        return Domains.join(parts)
+
+        def clipped(part: slice) -> Domains:
+            own = domains.rows(part)
+            return own if time.monotonic() > until else self._clip(own)
+
+        return Domains.join(self.domain_bounds.in_parts(len(domains), at_once, clipped))
 
     def split_where_closed(self, domains: Domains) -> Domains:
         """Return one domain with splits, too, of the entries that need no relaxation within its clipped bounds."""

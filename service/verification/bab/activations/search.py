@@ -319,7 +319,7 @@ class _ActivationSearch:
         if len(domains):
             if domains.depth and self.clipping.applies:
                 # Clipped bounds, like those of INVPROP, say nothing about inputs that satisfy the property.
-                domains, self.least_proved = self.clipping.clip(domains), min(self.least_proved, 0.0)
+                domains, self.least_proved = self.clipping.clip(domains, self.until), min(self.least_proved, 0.0)
             left = self._drop_proved(self._certify(self._optimise(domains, settings)))
             self.splits.tree.tighten(left.node, left.margin)
             self.pool.put(left)
