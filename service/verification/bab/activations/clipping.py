@@ -107,7 +107,7 @@ def _affine_layers(network: Network) -> list[Preactivation]:
 def _part(network: Network, box: Interval, bounds: Interval, layer: Preactivation) -> tuple[Tensor, ...]:
     """Return the index, slopes, constants, sizes and kinks of one layer's unstable entries."""
     place = unstable_entries(network, bounds, layer).nonzero().squeeze(1)
-    parts = [_forms_of(network, box, layer, part).columns for part in place.split(max(1, AT_ONCE // layer.size))]
+    parts = [_forms_of(network, box, layer, part).columns for part in torch.split(place, max(1, AT_ONCE // layer.size))]
     slopes, constants, sizes = (torch.cat(column) for column in zip(*parts, strict=True))
     kink = breakpoint_of(network, layer)
     kinks = torch.full_like(constants, nan if kink is None else kink)
