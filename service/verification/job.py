@@ -215,8 +215,7 @@ class _InstanceRunner:
                     self.context.report.log(_searched(row))
 
     def _searched(self, task: Task, entry: DecidedRow, searches: SearchRunner, checks: _Checks) -> BoundsRow:
-        row = searches.decided(entry.row, partial(checks.guard.reserve, entry.instance))
-        row = checks.settled(replace(entry, row=row), searches.limit(entry.instance))
+        row = checks.settled(replace(entry, row=searches.decided(entry.row)), searches.limit(entry.instance))
         return add_outputs(row, task, checks.guard.checker)
 
     def _resume_rows(self) -> set[int]:

@@ -3,8 +3,7 @@ explain.
 
 The bounds' graph in float32 is compared with the model in float64, at inputs of the instance's own box. Where large
 terms cancel, where exponentials overflow and where steps are taken, the two differ by more than the size of the
-outputs suggests. A doubtful verdict is decided again in float64; if it stays doubtful, it is unknown. Where bounds in
-float32 lack no more than they give away for rounding, a search in float32 has little to win, and float64 decides.
+outputs suggests. A doubtful verdict is decided again in float64; if it stays doubtful, it is unknown.
 """
 
 from __future__ import annotations
@@ -24,23 +23,18 @@ from service.bounds.network import prepare
 from service.bounds.progress import OutOfTimeError
 from service.formats.vnnlib import Query
 from service.jobs.events import BoundsRow
-from service.verification.bab.decision import Technique
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.engine import NetworkEngine
 from service.verification.engine.base import PLAIN_DOUBLE
 from service.verification.load.model_file import within
 from service.verification.results import leave_undecided
-from service.verification.search_runner import BY_QUERY, CLOSE, UNSPLIT
+from service.verification.search_runner import BY_QUERY
 from service.verification.task import Task, method_of
 from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 
 POINTS, FACTOR = 16, 4
 """The number of compared inputs, and the factor by which rounding may be worse elsewhere."""
-LACKING = 2
-"""How many times the amount for rounding bounds may lack, to be decided in float64: others than the largest output may
-matter, and a search raises bounds.
-"""
 REASON = "rounding may explain what was proved; rigorous: true may decide this"
 
 Search = Callable[[Task, CounterexampleChecker, BoundsRow], BoundsRow]
@@ -61,51 +55,27 @@ class RoundingGuard:
         seconds in all.
         """
         started = time.monotonic()
-        try:
-            found = self._settle_row(row, started + limit - row.seconds)
-        except Exception as error:
-            if not self.task.survives(error):
-                raise
-            found = leave_undecided(row, REASON) if row.verdict == Verdict.VERIFIED.value else row
+        found = self._settle_row(row, started + limit - row.seconds)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
-
-    @torch.no_grad()
-    def reserve(self, instance: int) -> float:
-        """Return what a search's bound may lack for :meth:`settled` to decide the row in float64; 0 where it does not:
-        beside other ranks, which would have to take part, and where float64 has bounded it already.
-        """
-        task, query = self.task, self.task.asked.query(instance)
-        if query is None or task.like.dtype != torch.float32 or not (task.is_alone and task.spec.searches()):
-            return 0.0
-        return LACKING * self._rounding(self._bounded, instance, query)[1]
-
-    def _is_too_coarse(self, row: BoundsRow) -> bool:
-        """Return whether a search in float32 left the row open where float64 may decide it."""
-        if row.verdict != Verdict.UNKNOWN.value or row.reason not in (CLOSE, UNSPLIT):
-            return False
-        reserve = self.reserve(row.instance)
-        return reserve > 0 and -reserve < _margin(row)
 
     @torch.no_grad()
     def _settle_row(self, row: BoundsRow, deadline: float) -> BoundsRow:
         query = self.task.asked.query(row.instance)
-        if query is None or self.task.like.dtype != torch.float32 or row.decided_by == BY_QUERY:
+        if row.verdict != Verdict.VERIFIED.value or query is None or self.task.like.dtype != torch.float32:
             return row
-        is_open = self._is_too_coarse(row)
-        if not is_open and row.verdict != Verdict.VERIFIED.value:
+        if row.decided_by == BY_QUERY:
             return row
         rounding, allowed = self._rounding(self._bounded, row.instance, query)
-        if not is_open and (rounding <= allowed or rounding < _margin(row)):
+        if rounding <= allowed or rounding < _margin(row):
             return row
-        undecided = row if is_open else leave_undecided(row, REASON)
         if self._double is None:
-            return undecided
+            return leave_undecided(row, REASON)
         # Bounds in float64 lose almost nothing; the rest is the rounding of the model itself in float32.
         rounding, _ = self._rounding(self.task.module, row.instance, query)
         try:
             again = self._again(row, rounding, deadline)
         except OutOfTimeError:
-            return undecided
+            return leave_undecided(row, REASON)
         holds = again.verdict != Verdict.VERIFIED.value or rounding < _margin(again)
         return again if holds else leave_undecided(again, REASON)
 
@@ -146,9 +116,8 @@ class RoundingGuard:
         batch, options = task.asked.batch([row.instance], task.like), task.options.until(deadline)
         outcome = certify(task.engine, checker, bounder, options, batch)
         margin = float(outcome.margin[0])
-        if outcome.verdicts[0] is Verdict.VERIFIED and isfinite(margin) and margin > rounding:
-            by = row.decided_by or Technique.BOUNDS.value
-            return replace(row, verdict=Verdict.VERIFIED.value, margin=margin, decided_by=by, reason=None)
+        if isfinite(margin) and margin > rounding:
+            return replace(row, margin=margin)
         open_ = replace(row, verdict=Verdict.UNKNOWN.value, margin=None, decided_by=None)
         return self.search(task, checker, replace(open_, seconds=row.seconds + time.monotonic() - started))
 

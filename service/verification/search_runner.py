@@ -78,24 +78,12 @@ the end.
 ENDED_EARLY = " before the bounds of hidden values were optimised to the end, as alpha-crown does"
 
 
-UNSPLIT, CLOSE = "what is left open cannot be split", "its first bound lacks no more than rounding takes"
-"""Why a search ends before its time, as numbers of its type are too coarse."""
-
-
-Reserve = Callable[[], float]
-"""Returns what a first bound may lack to end its search."""
-
-
-def _no_reserve() -> float:
-    return 0.0
-
-
 class StoppedError(Exception):
     """The attempt was asked to end in the middle of a search."""
 
 
-class _EndedError(Exception):
-    """A search ends before its time; the text says why."""
+class _SpentError(Exception):
+    """A search has bounded its most domains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,15 +106,15 @@ class SearchRunner:
             return False
         return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
 
-    def decided(self, row: BoundsRow, reserve: Reserve = _no_reserve) -> BoundsRow:
-        """Return the row with the result of a search in the seconds that its bounds have left. The search ends at its
-        first bound if that lacks less than ``reserve`` returns. Raises :class:`StoppedError`.
+    def decided(self, row: BoundsRow) -> BoundsRow:
+        """Return the row with the result of a search in the seconds that its bounds have left. Raises
+        :class:`StoppedError`.
         """
         started = time.monotonic()
-        found = self._decide_row(row, reserve)
+        found = self._decide_row(row)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
 
-    def _decide_row(self, row: BoundsRow, reserve: Reserve) -> BoundsRow:
+    def _decide_row(self, row: BoundsRow) -> BoundsRow:
         query, limit = self._query(row), self.limit(row.instance) - row.seconds
         assert query is not None
         if self.task.anywhere(limit <= 0):
@@ -138,7 +126,7 @@ class SearchRunner:
         if not possible.disjuncts:
             return replace(row, verdict=Verdict.VERIFIED.value, decided_by=BY_QUERY, reason=None)
         try:
-            decision, left, spent = self._search_instance(row.instance, possible, limit, reserve)
+            decision, left, spent = self._search_instance(row.instance, possible, limit)
         except Exception as error:
             if not self.task.survives(error):
                 raise
@@ -155,7 +143,7 @@ class SearchRunner:
         if decision.seconds >= limit and decision.shortage is None:
             return self._timeout(found, ENDED_EARLY if decision.is_hurried else "")
         short = None if decision.shortage is None else str(decision.shortage)
-        reason = short or spent or UNSPLIT
+        reason = short or spent or "what is left open cannot be split"
         return replace(found, verdict=decision.verdict.value, reason=reason)
 
     def _is_exact(self, disjuncts: Sequence[Disjunct], deadline: float) -> bool:
@@ -185,31 +173,25 @@ class SearchRunner:
     def _timeout(self, row: BoundsRow, when: str = "") -> BoundsRow:
         return replace(row, verdict="timeout", reason=f"its {self.limit(row.instance):g} seconds were spent{when}")
 
-    def _search_instance(
-        self, instance: int, query: Query, limit: float, reserve: Reserve
-    ) -> tuple[Decision, int, str | None]:
-        """Return the decision, the number of open domains, and why it ended before its time."""
+    def _search_instance(self, instance: int, query: Query, limit: float) -> tuple[Decision, int, str | None]:
+        """Return the decision, the number of open domains, and the part of the budget that ran out before the time."""
         budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
         record = self.trees.room() if self.task.leads else SplitRecord()
         report = self._reporting(instance, record)
         model = replace(self._model, splits=record)
-        is_one = len({(each.lower, each.upper) for each in query.disjuncts}) == 1
 
         def hear(progress: DecisionProgress) -> None:
             nonlocal last
-            is_first, last = is_one and not isfinite(last.bound), progress
-            # Later, or behind other boxes of the query, what was proved so far would be lost.
-            if is_first and progress.open and -reserve() < progress.bound <= 0:
-                raise _EndedError(CLOSE)
+            last = progress
             report(progress)
 
         try:
             method = method_of(self.task.spec)
             decision = decide(model, query, method, limit, hear, restarts=budget.restarts, exactly=self._is_exact)
-        except _EndedError as ended:
+        except _SpentError:
             self.trees.tell(instance, last, record)
             halted = Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Technique.ACTIVATIONS)
-            return halted, last.open, str(ended)
+            return halted, last.open, f"budget.domains: {budget.domains} were bounded"
         last = DecisionProgress(decision.domains, last.open, decision.bound, decision.seconds)
         self.trees.tell(instance, last, record)
         return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0, None
@@ -252,7 +234,7 @@ class SearchRunner:
                 next_tree = 2 * progress.seconds
                 self.trees.tell(instance, progress, record)
             if progress.domains >= self.task.spec.budget.domains and progress.open:
-                raise _EndedError(f"budget.domains: {self.task.spec.budget.domains} were bounded")
+                raise _SpentError
 
         return report
 

@@ -248,7 +248,7 @@ class ClippingSettings:
     At most ``entries`` numbers are looked at together. Both are by kind of device.
     """
 
-    most_slopes: Mapping[str, int] = field(default_factory=lambda: {"cpu": 2**17, "cuda": 2**18})
+    most_slopes: Mapping[str, int] = field(default_factory=lambda: {"cpu": 2**15, "cuda": 2**18})
     entries: Mapping[str, int] = field(default_factory=lambda: {"cpu": 2**21, "cuda": 2**26})
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 
 import torch
 from torch import Tensor
@@ -157,18 +157,14 @@ class Clipping:
     @torch.no_grad()
     def clip(self, domains: Domains, until: float) -> Domains:
         """Return the domains with bounds that hold wherever in them a counterexample may be; ends that cross mean
-        nowhere. Those that are not reached ``until`` then (``time.monotonic``) keep theirs.
+        nowhere. Ends that are not reached ``until`` then (``time.monotonic``) stay as they are.
         """
         if not self.applies or not len(domains):
             return domains
         numbers = (1 + domains.depth) * sum(self.layer.forms.slopes.shape)
         at_once = max(1, min(self.domain_bounds.capacity, self._most // numbers))
-
-        def clipped(part: slice) -> Domains:
-            own = domains.rows(part)
-            return own if time.monotonic() > until else self._clip(own)
-
-        return Domains.join(self.domain_bounds.in_parts(len(domains), at_once, clipped))
+        parts = self.domain_bounds.in_parts(len(domains), at_once, lambda part: self._clip(domains.rows(part), until))
+        return Domains.join(parts)
 
     def split_where_closed(self, domains: Domains) -> Domains:
         """Return one domain with splits, too, of the entries that need no relaxation within its clipped bounds."""
@@ -182,13 +178,13 @@ class Clipping:
             domains = domains.split_further(index[place], sign, kinks[place], torch.zeros_like(sign))
         return domains
 
-    def _clip(self, domains: Domains) -> Domains:
+    def _clip(self, domains: Domains, until: float) -> Domains:
         known = self.domain_bounds.objective.within(domains).arranged(lambda end: end[:, self.layer.index])
         kinks, halfspaces = self.layer.kinks, self._halfspaces(domains)
         is_open = (known.lower < known.upper) & ~((known.lower >= kinks) | (known.upper <= kinks))
         for sign, end, gains in zip((1, -1), (known.lower, known.upper), self._gains(halfspaces), strict=True):
             domain, entry = (is_open & gains).nonzero(as_tuple=True)
-            least = self._least(sign, domain, entry, halfspaces)
+            least = self._least(sign, domain, entry, halfspaces, until)
             end[domain, entry] = sign * torch.maximum(sign * end[domain, entry], least)
         return domains.with_(lower=known.lower, upper=known.upper)
 
@@ -200,10 +196,14 @@ class Clipping:
         rises = halfspaces.constants[..., None]
         return (rises > falls).any(dim=1), (rises > -falls).any(dim=1)
 
-    def _least(self, sign: int, domain: Tensor, entry: Tensor, halfspaces: Forms) -> Tensor:
-        """Return the least value of each entry ``(n,)``, times ``sign``, in the halfspaces of the domain beside it."""
+    def _least(self, sign: int, domain: Tensor, entry: Tensor, halfspaces: Forms, until: float) -> Tensor:
+        """Return the least value of each entry ``(n,)``, times ``sign``, in the halfspaces of the domain beside it; −∞
+        for those that are not reached ``until`` then.
+        """
 
         def least(part: slice) -> Tensor:
+            if time.monotonic() > until:
+                return halfspaces.constants.new_full((len(entry[part]),), -inf)
             rows = self.layer.forms.at(entry[part, None])
             return least_within(rows.times(torch.full_like(rows.constants, sign)), halfspaces.at(domain[part]))[:, 0]
 
