@@ -43,7 +43,7 @@ from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import Float8Error, apply_float8
 from service.parallel.tensor.placement import state_buffers
-from service.torch_internals.table import internal, internal_of
+from service.torch_internals.table import internal_of
 from service.torch_internals.types import SCHEMA, OpOverload
 
 _ONE_MICRO_BATCH = ShardingSpec().resolved(1)
@@ -109,8 +109,6 @@ def parallelize(
 Choice = Literal["selective", "full"]
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
-COMPILED_BUDGET = 0.7
-
 _KEPT_NAMES = (
     "aten::mm",
     "aten::addmm",
@@ -127,9 +125,6 @@ _KEPT_NAMESPACE = "trivet::"
 
 def apply_activation_checkpoint(model: nn.Module, choice: Choice) -> None:
     """Make each of ``model.blocks`` recompute, in place; no parameter changes its name."""
-    if choice == "selective":
-        # Read when a graph is first compiled. A process runs one model, so setting it here affects nothing else.
-        internal("torch._functorch.config").activation_memory_budget = COMPILED_BUDGET
     for block in model.blocks.values():  # type: ignore[operator]
         # A class for all blocks of one kind, not a wrapper for each: one compiled graph then still serves all.
         kind: Any = type(block)
@@ -140,12 +135,13 @@ def apply_activation_checkpoint(model: nn.Module, choice: Choice) -> None:
 def _recomputing(kind: Any, choice: Choice, contexts: Callable[[nn.Module, Choice], Contexts]) -> type[nn.Module]:
     class Recomputing(kind):  # type: ignore[misc]
         def forward(self, *inputs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                if choice == "full":
-                    return checkpoint(super().forward, *inputs, use_reentrant=False)
-                return super().forward(*inputs)  # the compiler chooses, within its budget
-            own = partial(contexts, self, choice)
-            return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=own)
+            if not torch.compiler.is_compiling():
+                own = partial(contexts, self, choice)
+                return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=own)
+            # A graph updates a buffer once by itself, and serves all blocks only if none is in its contexts.
+            if choice == "full":
+                return checkpoint(super().forward, *inputs, use_reentrant=False)
+            return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=_selective_contexts)
 
     Recomputing.__name__ = Recomputing.__qualname__ = f"Recomputing{kind.__name__}"
     return Recomputing
@@ -159,8 +155,10 @@ def _policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> Ch
 
 def _contexts(module: nn.Module, choice: Choice) -> Contexts:
     """Return the contexts of a forward and of its recomputation."""
-    if choice == "full":
-        return nullcontext(), nullcontext()
+    return (nullcontext(), nullcontext()) if choice == "full" else _selective_contexts()
+
+
+def _selective_contexts() -> Contexts:
     return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._functorch import config as functorch_config
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import dropout
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,7 +19,7 @@ from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models import FamilyConfig, build
 from service.models.compiled import apply_compile
-from service.models.parallelize import COMPILED_BUDGET, apply_activation_checkpoint
+from service.models.parallelize import apply_activation_checkpoint
 from service.parallel import mesh
 from service.parallel.collectives import GroupError
 
@@ -104,12 +103,6 @@ def runs(request: pytest.FixtureRequest) -> dict[str, Passes]:
     return {choice: passes(request.param, choice) for choice in CHOICES}
 
 
-@pytest.fixture(autouse=True)
-def _own_budget() -> Iterator[None]:
-    with functorch_config.patch(activation_memory_budget=1.0):
-        yield
-
-
 def test_gradients_are_the_same(runs: dict[str, Passes]) -> None:
     wanted = runs["none"].gradients
     for choice in ("selective", "full"):
@@ -167,17 +160,41 @@ def test_without_gradients_nothing_is_kept() -> None:
         assert recorder.attentions() == 3
 
 
-def test_compiled_selective_is_a_budget_of_the_compiler() -> None:
-    apply_activation_checkpoint(build(TRANSFORMER), "selective")
-    assert functorch_config.activation_memory_budget == COMPILED_BUDGET < 1
+class Dropping(nn.Module):
+    """A block that draws random numbers between its products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + dropout(self.second(dropout(self.first(x).relu(), 0.5)).tanh(), 0.5)
 
 
-def test_compiled_full_recomputes_as_an_uncompiled_block_does() -> None:
-    built = build(TRANSFORMER)
-    kind = type(built.blocks["0"])
-    apply_activation_checkpoint(built, "full")
-    assert functorch_config.activation_memory_budget == 1
-    assert {type(block) for block in built.blocks.values()}.isdisjoint({kind})
+class DroppingModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({str(index): Dropping() for index in range(2)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks.values():
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("choice", ["selective", "full"])
+def test_a_compiled_block_drops_the_same_values_when_it_computes_them_again(choice: Any) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        built, x = DroppingModel(), torch.randn(8, 16)
+        apply_activation_checkpoint(built, choice)
+        if compiled:
+            built.compile(backend="aot_eager", fullgraph=True)
+        built(x).square().mean().backward()
+        found.append(gradients(built))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def compiled_run(choice: str) -> tuple[dict[str, Tensor], int, int]:
