@@ -42,6 +42,7 @@ from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.train import TrainSpec
 from service.jobs.spec.verify import VerifySpec
 from service.training.job import run as train
+from service.verification.failures import RowsFailedError
 from service.verification.job import run as verify
 
 TRAINED, VERIFIED = "job_00000000000000000001", "job_00000000000000000002"
@@ -125,7 +126,9 @@ def main() -> None:
         try:
             result = verify(VerifySpec.model_validate(batched), context(VERIFIED, asked.device, data, report))
             print({name: result[name] for name in ("verdicts", "time", "memory_gib", "wall_seconds")} if result else "")
-        except EnoughError:
+        except RowsFailedError as error:
+            if not isinstance(error.__cause__, EnoughError):
+                raise
             spent = time.monotonic() - report.began
             whole = f"about {spent / report.share:.0f} s for the whole" if report.share else "no estimate yet"
             print(f"ended after {spent:.1f} s with a share of {report.share:.4f}: {whole}")

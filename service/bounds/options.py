@@ -19,15 +19,17 @@ from service.bounds.progress import ProgressMeter, TimeLimit
 class BoundOptions:
     """Holds the limits of a bounding method, and the rule by which it keeps intermediate bounds.
 
-    ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them,
-    as in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the
-    memory: more rows than fit go in parts. ``memory`` is the limit of all memory, and ``is_planned`` says that
-    all ranks have fitted ``elements`` to it. ``ascent`` is for methods that optimise, and ``gains`` collects
-    their gain. ``progress`` is told how far an analysis is. Options that differ only in these listeners are equal.
+    ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as in
+    the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory: more
+    rows than fit go in parts; of very many rows without gradients, in parts of up to ``without_gradient``. ``memory``
+    is the limit of all memory, and ``is_planned`` says that all ranks have fitted both to it. ``ascent`` is for
+    methods that optimise, and ``gains`` collects their gain. ``progress`` is told how far an analysis is. Options that
+    differ only in these listeners are equal.
     """
 
     intersect: bool = True
     elements: int = 2**26
+    without_gradient: int = 0
     ascent: Ascent = field(default_factory=Ascent)
     memory: MemoryBudget = UNLIMITED
     is_planned: bool = False
@@ -55,11 +57,17 @@ class BoundOptions:
         if self.is_planned:
             return self
         elements = self.memory.plan(device, BYTES_FOR_AN_ELEMENT, self.elements, least=least)
-        return replace(self, elements=elements, is_planned=True)
+        if device.type != "cuda":
+            return replace(self, elements=elements, is_planned=True)
+        plain = self.memory.plan(device, BYTES_WITHOUT_GRADIENT, LARGER * self.elements, least=least)
+        return replace(self, elements=elements, without_gradient=plain, is_planned=True)
 
     def passing(self, total: int) -> BoundOptions:
-        """Return the options for ``total`` elements: many elements go in larger parts, as each part costs launches."""
-        return replace(self, elements=min(self.elements, max(USUAL, total // 3)))
+        """Return the options for ``total`` elements without gradients: many elements go in larger parts, as each part
+        costs launches.
+        """
+        usual, most = min(self.elements, max(USUAL, total // 3)), max(self.elements, self.without_gradient)
+        return replace(self, elements=min(most, max(usual, total // MOST_PARTS)))
 
     def optimising(self, total: int) -> BoundOptions:
         """Return the options for ``total`` elements with gradients, which keep several tensors of each layer.
@@ -71,12 +79,16 @@ class BoundOptions:
 
 USUAL = 2**24
 """Elements of a part of a pass, unless there would be more than three parts."""
+MOST_PARTS = 64
+"""Parts of a pass beyond which they become larger instead, where memory lets them."""
 LITTLE = 2**29
 """Bytes for which the device's free memory is not asked."""
-BYTES_FOR_AN_ELEMENT = 256
+BYTES_FOR_AN_ELEMENT, BYTES_WITHOUT_GRADIENT = 256, 64
 """Bytes for an element of the largest coefficient tensor, in all tensors that a pass through a deep network
-holds at once, with its gradient.
+holds at once, with its gradient and without.
 """
+LARGER = 16
+"""How many times as large parts without gradients may be on a CUDA device."""
 
 
 def affordable(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:

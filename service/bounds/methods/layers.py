@@ -233,7 +233,9 @@ def one_pass(backward: Pass, name: str, index: Tensor, options: BoundOptions) ->
 
 
 def _bounds_of_group(backward: Pass, name: str, group: RowGroup, options: BoundOptions) -> list[Tensor]:
-    pairs = max(1, fitting(backward.device, group.elements, options) // 2)
+    count, pairs = group.index.shape[1], max(1, fitting(backward.device, group.elements, options) // 2)
+    if backward.device.type == "cuda":  # a small last part would take as many launches as a large one
+        pairs = -(-count // -(-count // pairs))
 
     def bounds(part: slice) -> Tensor:
         found = backward.lower_bounds(name, IdentityRows(group.index[:, part], block=group.block))
@@ -241,7 +243,7 @@ def _bounds_of_group(backward: Pass, name: str, group: RowGroup, options: BoundO
             options.progress.add(name, found.shape[1], backward.device)
         return found
 
-    return parts_of_rows(backward, group.index.shape[1], pairs, bounds)
+    return parts_of_rows(backward, count, pairs, bounds)
 
 
 def _depths(network: Network) -> dict[str, int]:

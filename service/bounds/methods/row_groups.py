@@ -24,7 +24,7 @@ from service.bounds.operators import LINEAR, OPERATORS
 
 SHARE = 0.8
 """Share of all entries that a pass goes through, above which blocks do not pay."""
-LEAST = {"cpu": 2**20, "cuda": 2**26}
+LEAST = {"cpu": 2**20, "cuda": 2**28}
 """Coefficients of a group on a kind of device, of which each costs launches."""
 FEWEST = {"cpu": 2**22, "cuda": 2**29}
 """Coefficients of all rows that are worth a look. On a CUDA device, fewer may be recorded, where nothing may be asked
