@@ -42,17 +42,13 @@ from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.train import TrainSpec
 from service.jobs.spec.verify import VerifySpec
 from service.training.job import run as train
-from service.verification.failures import RowsFailedError
 from service.verification.job import run as verify
+from service.verification.search_runner import StoppedError
 
 TRAINED, VERIFIED = "job_00000000000000000001", "job_00000000000000000002"
 DATA = {"source": "tokens", "sequence": 32}
 PROFILED_S = (30.0, 40.0)
 """Seconds after the start between which the device is profiled."""
-
-
-class EnoughError(Exception):
-    """The time for the measurement is over."""
 
 
 @dataclass
@@ -65,6 +61,7 @@ class Watch(RecordingReporter):
     profiler: profile | None = None
     is_profiled: bool = False
     share: float = 0.0
+    is_ended: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -80,7 +77,8 @@ class Watch(RecordingReporter):
             self.share = share
         self._profile(now)
         if now > self.seconds:
-            raise EnoughError
+            self.is_ended = True
+            raise StoppedError
 
     def _profile(self, now: float) -> None:
         if self.is_profiled or now < PROFILED_S[0]:
@@ -123,15 +121,13 @@ def main() -> None:
         train(spec, context(TRAINED, asked.device, data, NullReporter()))
         batched = {**verification, "method": asked.method, "budget": {"batch": asked.sequences}}
         report = Watch(asked.limit, asked.device)
-        try:
-            result = verify(VerifySpec.model_validate(batched), context(VERIFIED, asked.device, data, report))
-            print({name: result[name] for name in ("verdicts", "time", "memory_gib", "wall_seconds")} if result else "")
-        except RowsFailedError as error:
-            if not isinstance(error.__cause__, EnoughError):
-                raise
-            spent = time.monotonic() - report.began
+        result = verify(VerifySpec.model_validate(batched), context(VERIFIED, asked.device, data, report))
+        spent = time.monotonic() - report.began
+        if report.is_ended:
             whole = f"about {spent / report.share:.0f} s for the whole" if report.share else "no estimate yet"
             print(f"ended after {spent:.1f} s with a share of {report.share:.4f}: {whole}")
+        elif result is not None:
+            print({name: result[name] for name in ("verdicts", "time", "memory_gib", "wall_seconds")})
         if asked.device == "cuda":
             print(torch.cuda.get_device_name(), f"peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
 
