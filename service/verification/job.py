@@ -36,7 +36,7 @@ from service.verification.load import LoadedTasks, bring_runtime, load_tasks
 from service.verification.outside import OutsideAttack
 from service.verification.progress import PHASES, JobProgress, PhaseTimes
 from service.verification.results import DecidedRow, ResumeLog
-from service.verification.rounding_guard import REASON, Double, RoundingGuard
+from service.verification.rounding_guard import REASON, RoundingGuard
 from service.verification.search_runner import SearchRunner, StoppedError
 from service.verification.task import RefusedModel, Task, memory_of, method_of
 from service.verification.verdict import Verdict
@@ -197,8 +197,8 @@ class _InstanceRunner:
         if (enclose := engine.enclosure(task.options)) is not None:
             enclosed = partial(_at_input, enclose, task.like)
         checker = CounterexampleChecker(task.module, engine.network.tp_group, task.runtime, enclosed)
+        searches = SearchRunner(task, self.context, self.clock, checker)
         guard = RoundingGuard(task, checker, partial(_searched_again, self.context, self.clock))
-        searches = SearchRunner(task, self.context, self.clock, checker, doubles=guard)
         checks = _Checks(guard, OutsideAttack(task, self.context))
         method = engine.repeated_bounder(method_of(task.spec))
         for instances in task.batches(without=decided):
@@ -338,11 +338,10 @@ class _InstanceRunner:
 
 
 def _searched_again(
-    context: RunContext, clock: PhaseTimes, double: Double, row: BoundsRow, rounding: float
+    context: RunContext, clock: PhaseTimes, task: Task, checker: CounterexampleChecker, row: BoundsRow
 ) -> BoundsRow:
     """Return a search of a row in another arithmetic, if the job searches."""
-    task, checker = double
-    searches = SearchRunner(task, context, clock, checker, rounding)
+    searches = SearchRunner(task, context, clock, checker)
     return add_outputs(searches.decided(row), task, checker) if searches.wants(row) else replace(row, reason=REASON)
 
 

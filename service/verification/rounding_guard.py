@@ -3,15 +3,14 @@ explain.
 
 The bounds' graph in float32 is compared with the model in float64, at inputs of the instance's own box. Where large
 terms cancel, where exponentials overflow and where steps are taken, the two differ by more than the size of the
-outputs suggests. A doubtful verdict is decided again in float64; if it stays doubtful, it is unknown. A search that
-stands still where its margin for rounding begins goes on in float64, whose margin is what rounding costs the model.
+outputs suggests. A doubtful verdict is decided again in float64; if it stays doubtful, it is unknown.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
 
@@ -38,10 +37,7 @@ POINTS, FACTOR = 16, 4
 """The number of compared inputs, and the factor by which rounding may be worse elsewhere."""
 REASON = "rounding may explain what was proved; rigorous: true may decide this"
 
-Double = tuple[Task, CounterexampleChecker]
-"""A task in float64."""
-Search = Callable[[Double, BoundsRow, float], BoundsRow]
-"""Searches a row in float64; its proofs leave room for this much rounding."""
+Search = Callable[[Task, CounterexampleChecker, BoundsRow], BoundsRow]
 
 
 @dataclass(eq=False)
@@ -53,8 +49,6 @@ class RoundingGuard:
     task: Task
     checker: CounterexampleChecker
     search: Search
-    in_double: set[int] = field(default_factory=set)
-    """Instances whose search went on in float64."""
 
     def settled(self, row: BoundsRow, limit: float = inf) -> BoundsRow:
         """Return the row, or the row that float64 gives if rounding may explain its verdict, within ``limit``
@@ -69,7 +63,7 @@ class RoundingGuard:
         query = self.task.asked.query(row.instance)
         if row.verdict != Verdict.VERIFIED.value or query is None or self.task.like.dtype != torch.float32:
             return row
-        if row.decided_by == BY_QUERY or row.instance in self.in_double:
+        if row.decided_by == BY_QUERY:
             return row
         rounding, allowed = self._rounding(self._bounded, row.instance, query)
         if rounding <= allowed or rounding < _margin(row):
@@ -79,27 +73,11 @@ class RoundingGuard:
         # Bounds in float64 lose almost nothing; the rest is the rounding of the model itself in float32.
         rounding, _ = self._rounding(self.task.module, row.instance, query)
         try:
-            return self._again(row, rounding, deadline)
+            again = self._again(row, rounding, deadline)
         except OutOfTimeError:
             return leave_undecided(row, REASON)
-
-    @torch.no_grad()
-    def allowed(self, instance: int, query: Query) -> float:
-        """Return about what a search's margins allow for rounding, where it could go on in float64; otherwise 0."""
-        task = self.task
-        if task.like.dtype != torch.float32 or task.engine.arithmetic.certifies or not task.is_alone:
-            return 0.0
-        thresholds = [abs(float(each.threshold)) for case in query.disjuncts for each in case.halfspaces]
-        of_thresholds = RELATIVE_MARGIN[torch.float32] * max(thresholds, default=0.0)
-        return self._rounding(self._bounded, instance, query)[1] + of_thresholds
-
-    def go_on(self, row: BoundsRow, query: Query) -> BoundsRow:
-        """Return the row of a search in float64, in the seconds that the row has left."""
-        assert self._double is not None
-        self.in_double.add(row.instance)
-        with torch.no_grad():
-            rounding, _ = self._rounding(self.task.module, row.instance, query)
-        return self.search(self._double, row, rounding)
+        holds = again.verdict != Verdict.VERIFIED.value or rounding < _margin(again)
+        return again if holds else leave_undecided(again, REASON)
 
     def _rounding(self, computed: nn.Module, instance: int, query: Query) -> tuple[float, float]:
         """Return the most that rounding may cost a row of the query, and the amount that its margin allows for."""
@@ -120,7 +98,7 @@ class RoundingGuard:
         return _Flat(ExecutableGraph(engine.network.graph), engine.network.graph.input.shape)
 
     @cached_property
-    def _double(self) -> Double | None:
+    def _double(self) -> tuple[Task, CounterexampleChecker] | None:
         """Return the task in float64, if no other rank would have to take part."""
         task = self.task
         if not task.is_alone:
@@ -141,7 +119,7 @@ class RoundingGuard:
         if isfinite(margin) and margin > rounding:
             return replace(row, margin=margin)
         open_ = replace(row, verdict=Verdict.UNKNOWN.value, margin=None, decided_by=None)
-        return self.search(self._double, replace(open_, seconds=row.seconds + time.monotonic() - started), rounding)
+        return self.search(task, checker, replace(open_, seconds=row.seconds + time.monotonic() - started))
 
 
 class _Flat(nn.Module):

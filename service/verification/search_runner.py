@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from math import inf, isfinite
-from typing import Protocol
 
 import torch
 
@@ -68,8 +67,6 @@ MOST_INPUTS = 64
 """Most inputs of a model for which rational arithmetic is tried."""
 OF_CONTRADICTIONS = 0.1
 """The share of the time in which contradictions within a query are looked for."""
-OF_ROUNDING = 0.05
-"""The share of the time that a search may stand where nothing but its margin for rounding may keep it."""
 EVERY_S = 0.5
 """The time between two reports of one search."""
 FIRST_TREE_S = 2.0
@@ -89,32 +86,14 @@ class _SpentError(Exception):
     """A search has bounded its most domains."""
 
 
-class _RoundingError(Exception):
-    """Nothing but the margin for rounding keeps a search open, and that for long."""
-
-
-class Doubles(Protocol):
-    """Goes on in float64 where the margin of float32 leaves a row open."""
-
-    def allowed(self, instance: int, query: Query) -> float:
-        """Return about what margins allow for rounding; 0 where nothing can go on."""
-
-    def go_on(self, row: BoundsRow, query: Query) -> BoundsRow:
-        """Return the row of a search in float64, in the seconds that the row has left."""
-
-
 @dataclass(frozen=True, eq=False)
 class SearchRunner:
-    """The searches of this rank. Proofs leave room for ``rounding`` in each condition on outputs; ``doubles`` goes on
-    where rounding in the bounds lets a search stand still.
-    """
+    """The searches of this rank."""
 
     task: Task
     context: RunContext
     clock: PhaseTimes
     checker: CounterexampleChecker
-    rounding: float = 0.0
-    doubles: Doubles | None = None
     trees: TreeReports = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,25 +111,8 @@ class SearchRunner:
         :class:`StoppedError`.
         """
         started = time.monotonic()
-        try:
-            found = self._decide_in_turn(row)
-        except Exception as error:
-            if not self.task.survives(error):
-                raise
-            found = replace(row, reason=str(self.task.memory.shortage("the search", self.task.device, error)))
+        found = self._decide_row(row)
         return replace(found, seconds=row.seconds + time.monotonic() - started)
-
-    def _decide_in_turn(self, row: BoundsRow) -> BoundsRow:
-        """Return the row that a search gives, or the one in float64 after it."""
-        started = time.monotonic()
-        try:
-            return self._decide_row(row)
-        except _RoundingError:
-            spent, query = time.monotonic() - started, self._query(row)
-        assert query is not None
-        assert self.doubles is not None
-        self.clock.seconds["search"] += spent
-        return self.doubles.go_on(replace(row, seconds=row.seconds + spent), query)
 
     def _decide_row(self, row: BoundsRow) -> BoundsRow:
         query, limit = self._query(row), self.limit(row.instance) - row.seconds
@@ -163,7 +125,12 @@ class SearchRunner:
         row = replace(row, note="; ".join(each for each in (row.note, note) if each) or None)
         if not possible.disjuncts:
             return replace(row, verdict=Verdict.VERIFIED.value, decided_by=BY_QUERY, reason=None)
-        decision, left, spent = self._search_instance(row.instance, possible, limit)
+        try:
+            decision, left, spent = self._search_instance(row.instance, possible, limit)
+        except Exception as error:
+            if not self.task.survives(error):
+                raise
+            return replace(row, reason=str(self.task.memory.shortage("the search", self.task.device, error)))
         self.clock.seconds["attack"] += decision.attacking
         self.clock.seconds["search"] += decision.seconds - decision.attacking
         if decision.domains:
@@ -210,19 +177,17 @@ class SearchRunner:
         """Return the decision, the number of open domains, and the part of the budget that ran out before the time."""
         budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
         record = self.trees.room() if self.task.leads else SplitRecord()
-        report, watch = self._reporting(instance, record), self._rounding_watch(instance, query, limit)
+        report = self._reporting(instance, record)
         model = replace(self._model, splits=record)
 
         def hear(progress: DecisionProgress) -> None:
             nonlocal last
             last = progress
             report(progress)
-            watch(progress)
 
         try:
-            method, exactly = method_of(self.task.spec), None if self.rounding else self._is_exact
-            starts, rounding = budget.restarts, self.rounding
-            decision = decide(model, query, method, limit, hear, restarts=starts, exactly=exactly, rounding=rounding)
+            method = method_of(self.task.spec)
+            decision = decide(model, query, method, limit, hear, restarts=budget.restarts, exactly=self._is_exact)
         except _SpentError:
             self.trees.tell(instance, last, record)
             halted = Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Technique.ACTIVATIONS)
@@ -272,22 +237,6 @@ class SearchRunner:
                 raise _SpentError
 
         return report
-
-    def _rounding_watch(self, instance: int, query: Query, limit: float) -> Callable[[DecisionProgress], None]:
-        """Return what raises :class:`_RoundingError` once a search has stood for long where rounding may keep it."""
-        doubles, since, allowed = self.doubles, inf, 0.0
-
-        def watch(progress: DecisionProgress) -> None:
-            nonlocal since, allowed
-            if doubles is None or not progress.open or not -inf < progress.bound <= 0:
-                since = inf
-                return
-            allowed = allowed or doubles.allowed(instance, query)
-            since = min(since, progress.seconds) if progress.bound > -allowed else inf
-            if progress.seconds - since > OF_ROUNDING * limit:
-                raise _RoundingError
-
-        return watch
 
     def _report(self, instance: int, progress: DecisionProgress) -> None:
         if not self.task.leads:

@@ -50,29 +50,3 @@ def test_what_only_rounding_proves_is_unknown(
     (row,) = report.bounds
     assert row["verdict"] == verdict
     assert verdict == "verified" or row["reason"] in {REASON, "the bounds do not decide it"}
-
-
-def waves() -> tuple[bytes, float]:
-    """``3 + s·Σ w sin(v x + b)``, s small, and its least value over [-1, 1]."""
-    draws = np.random.default_rng(4)
-    numbers = {"v": 3 * draws.normal(size=(1, 5)), "b": 3 * draws.normal(size=5), "w": draws.normal(size=(5, 1))}
-    held = {name: value.astype(np.float32) for name, value in numbers.items()} | {"s": np.float32(1.5e-5)}
-    nodes = [node("MatMul", ["x", "v"], "h"), node("Add", ["h", "b"], "z"), node("Sin", ["z"], "t")]
-    nodes += [node("MatMul", ["t", "w"], "u"), node("Mul", ["u", "s"], "e"), node("Add", ["e", "c"])]
-    v, b, w, s = (held[name].astype(np.float64) for name in "vbws")
-    least = 3 + s * float((np.sin(np.linspace(-1, 1, 10001)[:, None] @ v + b) @ w).min())
-    return model(nodes, [1, 1], held | {"c": np.float32(3)}), least
-
-
-@pytest.mark.parametrize(("slack", "seconds", "verdict"), [(5e-6, 5.0, "verified"), (2e-7, 1.0, "timeout")])
-def test_a_search_that_its_margin_holds_goes_on_in_float64(
-    data: DataLayout, slack: float, seconds: float, verdict: str
-) -> None:
-    """Its margin is what rounding costs the model, here about 10⁻⁶."""
-    network, least = waves()
-    box = {"lower": [-1.0], "upper": [1.0], "output": [{"coefficients": [1], "threshold": least - slack}]}
-    asked = {"model": {"onnx": upload(data, network)}, "property": {"box": box}, "method": "beta-crown"}
-    ranked, report = context(data)
-    job.run(specification(data, "", budget={"seconds": seconds}, **asked), ranked)
-    (row,) = report.bounds
-    assert row["verdict"] == verdict

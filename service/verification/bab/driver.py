@@ -68,11 +68,9 @@ def decide(
     *,
     restarts: int | None = None,
     exactly: ExactProof | None = None,
-    rounding: float = 0.0,
 ) -> Decision:
     """Decide the query within about ``limit`` seconds and the model's memory; *unknown* if these do not suffice.
 
-    What is proved holds for outputs that differ from the model's by as much as moves a row by ``rounding``.
     ``exactly`` may prove what intervals leave open. The attack before the search has ``restarts`` starts, or as many
     as the model's settings say, and at least ``restarts_per_disjunct`` for each disjunct; with 0 there is none. A
     search tries its own inputs all the same. An exception of ``progress`` ends the search. Raises ``ValueError`` for
@@ -87,7 +85,7 @@ def decide(
     asked = specifications(query, model.device)
     decider = _Decider(model, asked, method, started, limit, progress)
     try:
-        decider.specifications = [_with_roundings(model, each, method, rounding) for each in asked]
+        decider.specifications = [_with_roundings(model, specification, method) for specification in asked]
         if decider.is_proved_by_intervals() or decider.is_proved(exactly):
             return decider.end(Verdict.VERIFIED, Technique.BOUNDS)
         counterexample = None if restarts == 0 else decider.attack(restarts)
@@ -98,19 +96,15 @@ def decide(
         return replace(decider.end(Verdict.UNKNOWN, decider.technique), bound=decider.heard)
 
 
-def _with_roundings(
-    model: ModelUnderVerification, specification: Specification, method: Method, rounding: float
-) -> Specification:
-    """Raise the thresholds to cover rounded outputs, and coefficients that are rounded, in float64 or in the bounds'
-    type.
-    """
-    lost = specification.lost(model.dtype, torch.full_like(specification.rows[0], inf))
-    if bool(lost.any()):
-        bounding = method if method.intermediate is IntermediateBounds.INTERVALS else CROWN
-        bounds = model.engine.output_bounds(bounding, specification.box(model.dtype), model.options)
-        reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).double().nan_to_num(nan=inf)
-        lost = specification.lost(model.dtype, reach)
-    return specification.allowing(lost + rounding)
+def _with_roundings(model: ModelUnderVerification, specification: Specification, method: Method) -> Specification:
+    """Raise the thresholds to cover coefficients that are rounded, in float64 or in the bounds' type."""
+    unbounded = torch.full_like(specification.rows[0], inf)
+    if not bool(specification.lost(model.dtype, unbounded).any()):
+        return specification
+    bounding = method if method.intermediate is IntermediateBounds.INTERVALS else CROWN
+    bounds = model.engine.output_bounds(bounding, specification.box(model.dtype), model.options)
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).double().nan_to_num(nan=inf)
+    return specification.allowing(specification.lost(model.dtype, reach))
 
 
 def technique_for(specification: Specification, most_inputs: int) -> Technique:
