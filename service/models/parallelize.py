@@ -124,11 +124,18 @@ _KEPT_NAMESPACE = "trivet::"
 
 
 def apply_activation_checkpoint(model: nn.Module, choice: Choice) -> None:
-    """Make each of ``model.blocks`` recompute, in place; no parameter changes its name."""
+    """Make each of ``model.blocks`` recompute, in place; no parameter changes its name. Blocks that
+    :func:`keep_when_compiled` recompute only while they are not compiled.
+    """
     for block in model.blocks.values():  # type: ignore[operator]
         # A class for all blocks of one kind, not a wrapper for each: one compiled graph then still serves all.
         kind: Any = type(block)
         block.__class__ = _recomputing(kind, choice, _counting_once if any(state_buffers(block)) else _contexts)
+
+
+def keep_when_compiled(model: nn.Module) -> bool:
+    """Return whether a block has buffers, such as running statistics, so that it keeps its activations if compiled."""
+    return any(any(state_buffers(block)) for block in model.blocks.values())  # type: ignore[operator]
 
 
 @cache
@@ -138,7 +145,9 @@ def _recomputing(kind: Any, choice: Choice, contexts: Callable[[nn.Module, Choic
             if not torch.compiler.is_compiling():
                 own = partial(contexts, self, choice)
                 return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=own)
-            # A graph updates a buffer once by itself, and serves all blocks only if none is in its contexts.
+            if contexts is _counting_once:  # a graph would update the buffers twice, or read them after their update
+                return super().forward(*inputs)
+            # One graph serves all blocks only if none of them is in its contexts.
             if choice == "full":
                 return checkpoint(super().forward, *inputs, use_reentrant=False)
             return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=_selective_contexts)

@@ -16,7 +16,7 @@ from service.jobs.spec.train import TrainSpec
 from service.models import Model, Weights, build, data, load_into
 from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignore, without_ignored
-from service.models.parallelize import ModelRecipe, gate_fingerprints, parallelize
+from service.models.parallelize import ModelRecipe, gate_fingerprints, keep_when_compiled, parallelize
 from service.models.randomness import seed_all
 from service.models.reference import resolve
 from service.objectives import Objective, ObjectiveContext, objective_for
@@ -147,6 +147,10 @@ def assemble(
     if not objective.ignores:
         dataset = without_ignored(dataset, f"objective.name={spec.objective.name!r}")
     stages = _build_stages(spec, device, mesh, inputs, objective=objective, owners=owners)
+    checkpoint = spec.activation_checkpoint
+    if inputs.compile_modes and checkpoint != "none" and any(map(keep_when_compiled, stages.values())):
+        kept = "blocks that hold buffers, such as running statistics, keep their activations where they are compiled"
+        context.report.log(f"activation_checkpoint={checkpoint!r}: {kept}")
     boundary = StepBoundary({f"stage {number}": stage for number, stage in stages.items()})
     shares = SharesOfLabels(mesh.dp.group) if may_ignore(dataset.train) else SharesOfSamples(spec.batch.global_)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule, shares=shares)
