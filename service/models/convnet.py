@@ -98,6 +98,7 @@ class Convnet(nn.Module):
     before_blocks: tuple[str, ...] = ("image",)
     after_blocks: tuple[str, ...] = ("head",)
     output_axis = SINGLE
+    is_static = True
 
     def __init__(self, config: ConvnetConfig, axis: Axis = SINGLE) -> None:
         super().__init__()

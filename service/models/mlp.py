@@ -44,6 +44,7 @@ class Mlp(nn.Module):
     before_blocks: tuple[str, ...] = ()
     after_blocks: tuple[str, ...] = ("head",)
     output_axis = SINGLE
+    is_static = True
 
     def __init__(self, config: MlpConfig, axis: Axis = SINGLE) -> None:
         super().__init__()

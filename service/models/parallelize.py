@@ -38,8 +38,9 @@ from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import PipelineSpec, ShardingSpec, TrainSpec
 from service.models.compiled import CompileMode, apply_compile, compiles_blocks
+from service.models.randomness import drawing_from, others
 from service.models.registry import build
-from service.parallel.fsdp import Precision, apply_fsdp
+from service.parallel.fsdp import Precision, apply_fsdp, is_static
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import Float8Error, apply_float8
 from service.parallel.tensor.placement import state_buffers
@@ -130,7 +131,8 @@ def apply_activation_checkpoint(model: nn.Module, choice: Choice) -> None:
     for block in model.blocks.values():  # type: ignore[operator]
         # A class for all blocks of one kind, not a wrapper for each: one compiled graph then still serves all.
         kind: Any = type(block)
-        block.__class__ = _recomputing(kind, choice, _counting_once if any(state_buffers(block)) else _contexts)
+        contexts = _counting_once if any(state_buffers(block)) else _contexts if is_static(model) else _drawing_again
+        block.__class__ = _recomputing(kind, choice, contexts)
 
 
 def keep_when_compiled(model: nn.Module) -> bool:
@@ -167,6 +169,20 @@ def _contexts(module: nn.Module, choice: Choice) -> Contexts:
     return (nullcontext(), nullcontext()) if choice == "full" else _selective_contexts()
 
 
+def _drawing_again(module: nn.Module, choice: Choice) -> Contexts:
+    """Return the same for a module that may draw from Python's or NumPy's generators: what is recomputed draws the
+    same numbers. Torch sees to its own.
+    """
+    forward, again = _contexts(module, choice)
+    return forward, _joined(drawing_from(others()), again)
+
+
+@contextmanager
+def _joined(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
 def _selective_contexts() -> Contexts:
     return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
 
@@ -175,7 +191,7 @@ def _counting_once(module: nn.Module, choice: Choice) -> Contexts:
     """Return the same for a module with buffers, such as running statistics, in which a batch counts once: what is
     recomputed reads what the forward has read, and leaves no trace.
     """
-    forward, again = _contexts(module, choice)
+    forward, again = _drawing_again(module, choice)
     return forward, _reading(module, {name: buffer.clone() for name, buffer in state_buffers(module)}, again)
 
 

@@ -8,29 +8,22 @@ refused.
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections import deque
 from collections.abc import Callable, Iterator
-from copy import deepcopy
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from service.jobs.plugins import ModelConfig
+from service.models.held_state import attributes, check_attributes, lost
 from service.models.initialize import Distribution, draw, key_of
 from service.models.randomness import seeded
-from service.parallel.collectives import agree
 from service.parallel.mesh import SINGLE
-from service.parallel.tensor.placement import state_buffers
+from service.parallel.tensor.placement import check_replaceable, state_buffers, tied_names
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 PLAIN = "blocks.0."
 """The beginning of the module's names of tensors in the model that is made of it."""
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 class _Drawn(Protocol):
@@ -49,25 +42,7 @@ class PlainModel(nn.Module):
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleDict({"0": network})
-        self.constants = {
-            name: value.detach().cpu().clone() for name, value in _constants(network) if not value.is_meta
-        }
-        self.numbers = deepcopy(dict(_numbers(network)))
         self.kind = type(network).__name__
-
-    def check_state(self) -> None:
-        """Raise ``ValueError`` for a tensor or a number that no state dict holds and training has changed: a resumed
-        run would begin with the constructor's. Raise :class:`DisagreementError` for a buffer that is not the same on
-        all ranks, which all call it.
-        """
-        for name, value in _constants(self.blocks["0"]):
-            if not _same(value.cpu(), self.constants[name]):
-                raise _lost(self.kind, name, "a tensor that forward changes, which checkpoints do not hold")
-        for name, number in _numbers(self.blocks["0"]):  # what forward has set first may be a size, which stays
-            if repr(number) != repr(self.numbers.setdefault(name, deepcopy(number))):
-                what = "a number that forward changes, which checkpoints do not hold; register_buffer makes it one"
-                raise _lost(self.kind, name, what)
-        agree({f"the buffer {name!r}": _digest(value) for name, value in state_buffers(self)})
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.blocks["0"](x)
@@ -89,7 +64,7 @@ def build_plain(
         for name, value in constants.items():
             if name not in other or not _same(value, other[name]):
                 advice = "which checkpoints do not hold; nn.Parameter(…, requires_grad=False) would be in them"
-                raise _lost(type(network).__name__, name, f"a tensor that its constructor draws, {advice}")
+                raise lost(type(network).__name__, name, f"a tensor that its constructor draws, {advice}")
     if hasattr(network, "distribution"):
         _draw(network, cast(_Drawn, network).distribution, seed)
     for name, value in list(_tensors_of(network)):
@@ -116,42 +91,49 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _digest(value: Tensor) -> str:
-    return hashlib.sha256(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def _lost(kind: str, name: str, what: str) -> ValueError:
-    return ValueError(f"the attribute {name!r} of {kind} is {what}")
-
-
 def _check_state(network: nn.Module) -> None:
     """Raise ``ValueError`` for state beside parameters and buffers, which checkpoints would not hold."""
-    kind = type(network).__name__
-    for name, module in network.named_modules():
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            raise ValueError(f"{name or kind} has get_extra_state: checkpoints hold tensors alone")
-    for name, value in _attributes(network):
-        if isinstance(value, _GENERATORS):
-            raise _lost(kind, name, "a generator of random numbers, which a resumed run would begin anew")
+    check_attributes(network)
+    for name, value in attributes(network):
         held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         if any(isinstance(each, Tensor) and not isinstance(each, nn.Parameter) for each in held):
-            raise _lost(kind, name, "a collection of tensors, which stay on the CPU; give each an attribute of its own")
+            what = "a collection of tensors, which stay on the CPU; give each an attribute of its own"
+            raise lost(type(network).__name__, name, what)
 
 
 def check_planned(model: nn.Module) -> None:
-    """Raise ``ValueError`` for a tensor of a model planned on the meta device that would never get its values, and for
-    a parameter that is divided already.
+    """Raise ``ValueError`` for a tensor of a model planned on the meta device that would never get its values, for a
+    parameter that is divided already, and for what the weights that take the place of the planned ones would leave
+    behind.
     """
+    kind = type(model).__name__
     if spread := [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]:
         raise ValueError(
-            f"{type(model).__name__} has a DTensor, {spread[0]!r}; expected this rank's part as a plain parameter, "
+            f"{kind} has a DTensor, {spread[0]!r}; expected this rank's part as a plain parameter, "
             "whose divided dimension its layer names in `sharded`, as ColumnParallelLinear and RowParallelLinear do"
         )
     for name, value in (*model.named_buffers(), *_tensors_of(model)):
         if value.is_meta:
             raise ValueError(
-                f"{type(model).__name__} has a tensor that is no parameter, {name!r}, and is planned on the meta "
+                f"{kind} has a tensor that is no parameter, {name!r}, and is planned on the meta "
                 'device: only its parameters get values; make it in forward, or under torch.device("cpu")'
+            )
+    check_replaceable(model, f"the weights of {kind}, which is planned on the meta device,")
+    check_attributes(model)
+
+
+def check_ties(model: nn.Module, *, is_cut: bool) -> None:
+    """Raise ``ValueError`` for a parameter of a planned model in two places, which ``tied`` does not name: each would
+    get weights of its own. A module in two places is one, unless a pipeline cuts the model between them.
+    """
+    first: dict[int, str] = {}
+    for prefix, module in model.named_modules(remove_duplicate=not is_cut):
+        for leaf, parameter in module.named_parameters(prefix, recurse=False):
+            if leaf in tied_names(model) or (known := first.setdefault(id(parameter), leaf)) == leaf:
+                continue
+            raise ValueError(
+                f"{type(model).__name__} has one parameter as {known!r} and as {leaf!r}, each of which would get "
+                f"weights of its own; expected tied = {{{leaf!r}: {known!r}}} as an attribute, which makes them one"
             )
 
 
@@ -164,27 +146,6 @@ def _constants(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _tensors_of(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that are plain attributes, by name."""
-    for name, value in _attributes(network):
+    for name, value in attributes(network):
         if isinstance(value, Tensor):
             yield name, value
-
-
-def _numbers(network: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers that are plain attributes, and the collections of numbers, by name."""
-    yield from ((name, value) for name, value in _attributes(network) if _is_number(value))
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, list | tuple | set | deque):
-        return all(map(_is_number, value))
-    if isinstance(value, dict):
-        return all(map(_is_number, value.values()))
-    return isinstance(value, int | float | complex | np.number)
-
-
-def _attributes(network: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield what the modules' own code has set beside parameters, buffers and modules, by qualified name."""
-    for prefix, module in network.named_modules():
-        for name, value in vars(module).items():
-            if name not in _OF_EVERY_MODULE:
-                yield f"{prefix}.{name}" if prefix else name, value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,12 +35,28 @@ def _seed_others(key: int) -> None:
 @contextmanager
 def seeded(seed: int, *place: object) -> Iterator[None]:
     """Seed the generators of the CPU within, and leave them as they were."""
-    before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            torch.default_generator.manual_seed(key := _key(seed, place))
-            _seed_others(key)
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+    with torch.random.fork_rng(devices=[]), drawing_from(others()):
+        torch.default_generator.manual_seed(key := _key(seed, place))
+        _seed_others(key)
+        yield
+
+
+def others() -> tuple[Any, ...]:
+    """Return the states of the generators of Python and of NumPy, which torch does not keep."""
+    return random.getstate(), np.random.get_state()
+
+
+@contextmanager
+def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
+    """Draw from these :func:`others` within, and leave them as they were."""
+    before = others()
+    _set_others(states)
+    try:
+        yield
+    finally:
+        _set_others(before)
+
+
+def _set_others(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from service.jobs.plugins import ModelConfig
 from service.jobs.spec.families import FAMILIES
 from service.models.initialize import Distribution, materialize
-from service.models.plain import PlainModel, build_plain, check_planned
+from service.models.plain import PlainModel, build_plain, check_planned, check_ties
 from service.parallel.batch_norm import normalise_over
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
@@ -69,6 +69,8 @@ def build(
     device = torch.device(device)
     model = _planned_or_plain(config, axis, device, seed or 0)
     planned = cast(Model, model)
+    if not isinstance(model, PlainModel):
+        check_ties(model, is_cut=part.stages > 1)
     cut(planned, part)
     tie(model)  # before parameters are counted, drawn or divided: what both places share stays one, as a DTensor too
     if device.type == "meta" or isinstance(model, PlainModel):

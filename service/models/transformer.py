@@ -216,6 +216,7 @@ class Transformer(nn.Module):
     before_blocks: tuple[str, ...] = ("embedding",)
     after_blocks: tuple[str, ...] = ("norm", "head")
     blocks_alike = True
+    is_static = True
 
     def __init__(self, config: TransformerConfig, axis: Axis = SINGLE) -> None:
         super().__init__()

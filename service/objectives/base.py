@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from service.jobs.plugins import ModelConfig, ObjectiveConfig, Samples
 from service.jobs.spec.objective import OBJECTIVES
+from service.models.plain import PlainModel
+from service.parallel.fsdp import is_static
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.pipeline.stage import Part
 
@@ -60,9 +62,14 @@ class Objective(ABC):
         """Adapt a stage of this rank; called once for each after its construction, before it is sharded."""
 
     def units(self, stage: nn.Module) -> Iterable[nn.Module]:
-        """Return the modules that the stage's forward calls as a whole: FSDP gathers each separately."""
+        """Return the modules that the stage's forward calls as a whole, on all ranks: FSDP gathers each separately.
+
+        Of a stage that does not say that it uses all of its blocks, ranks that skip others would wait for each other,
+        or get each other's parameters.
+        """
         blocks = getattr(stage, "blocks", None)
-        return blocks.values() if isinstance(blocks, nn.ModuleDict) else ()
+        is_certain = is_static(stage) or isinstance(stage, PlainModel)
+        return blocks.values() if isinstance(blocks, nn.ModuleDict) and is_certain else ()
 
 
 Factory = Callable[[Any, ObjectiveContext], Objective]

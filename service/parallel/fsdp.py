@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from service.jobs.spec.arithmetic import DTYPES, DtypeName, PrecisionSpec
 from service.jobs.spec.train import ShardingSpec
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
+from service.parallel.tensor.placement import check_replaceable
 from service.torch_internals.table import internal_of
 
 
@@ -77,50 +77,15 @@ def apply_fsdp(
     return model
 
 
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
 def _check_parameters(model: nn.Module) -> None:
-    """Raise ``ValueError`` for a parameter without dimensions, and for what FSDP's own parameters, which take the place
-    of a module's, would leave behind: hooks of a gradient, and places beside the module's in which a parameter is.
-    """
-    kept = "which the parameters of parallel.dp_shard, dp_replicate and precision do not keep"
-    listed = dict(_listed(model))
+    """Raise ``ValueError`` for a parameter without dimensions, and for what FSDP's parameters would leave behind."""
     for name, parameter in model.named_parameters():
         if not parameter.dim():
             raise ValueError(
                 f"the parameter {name!r} has no dimension to divide over parallel.dp_shard and dp_replicate, or to "
                 "cast to precision.param; make it of shape (1,), as torch.ones(1) is, or train on one rank in fp32"
             )
-        if any(internal_of(parameter, f"torch.Tensor.{hooks}") for hooks in _HOOKS):
-            raise ValueError(
-                f"the parameter {name!r} has a hook on its gradient, {kept}; change the gradient in forward, by a "
-                "torch.autograd.Function, or train on one rank in fp32"
-            )
-        if id(parameter) in listed:
-            raise ValueError(
-                f"the parameter {name!r} is also in {listed[id(parameter)]!r}, {kept}; read it from its module, or "
-                "train on one rank in fp32"
-            )
-
-
-def _listed(model: nn.Module) -> Iterator[tuple[int, str]]:
-    """Yield the ids of the parameters that lie in attributes of modules, alone or in collections, with the attribute's
-    name. A module that notices when its parameters are replaced, as torch's recurrent ones, keeps its lists in step.
-    """
-    for prefix, module in model.named_modules():
-        if getattr_static(type(module), "__setattr__") is vars(nn.Module)["__setattr__"]:
-            for name, value in vars(module).items():
-                if name != "_parameters":
-                    yield from ((id(each), f"{prefix}.{name}") for each in _parameters_in(value))
-
-
-def _parameters_in(value: object) -> Iterator[nn.Parameter]:
-    if isinstance(value, nn.Parameter):
-        yield value
-    elif isinstance(value, list | tuple | set | frozenset | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _parameters_in(each)
+    check_replaceable(model, "the parameters of parallel.dp_shard, dp_replicate and precision")
 
 
 def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
@@ -175,6 +140,14 @@ def await_gradients(model: nn.Module) -> None:
     """Let the current stream wait for :func:`reduce_gradients`, and FSDP end its step."""
     if isinstance(model, FSDPModule):
         internal_of(_state(model), f"{_STATE}._root_post_backward_final_callback")()
+
+
+def is_static(model: nn.Module) -> bool:
+    """Return whether a model says that each forward, on every rank and for all samples, calls every block, uses every
+    parameter, and draws random numbers from torch alone.
+    """
+    says: bool = getattr(model, "is_static", False)
+    return says
 
 
 class PartlyUsed:

@@ -14,11 +14,16 @@ from torch import Tensor, nn
 from service.jobs.plugins import IGNORED
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
-from service.models.plain import PlainModel
 from service.objectives import Objective
 from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree, resolve
-from service.parallel.fsdp import PartlyUsed, before_backward, free_parameters, synchronize_gradients
+from service.parallel.fsdp import (
+    PartlyUsed,
+    before_backward,
+    free_parameters,
+    is_static,
+    synchronize_gradients,
+)
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -128,7 +133,8 @@ class AccumulationEngine:
 class _PipelineEngine:
     """Runs this rank's stages of the model: micro-batches move through the pipeline by ``schedule``.
 
-    ``evaluation`` is a schedule of as many micro-batches, forward only.
+    ``evaluation`` is a schedule of as many micro-batches, forward only. ``partly_used`` are the stages that are sharded
+    and may leave out parameters.
     """
 
     stages: Mapping[int, nn.Module]
@@ -138,6 +144,7 @@ class _PipelineEngine:
     evaluation: Schedule
     shares: Shares
     timeline: Timeline[Any]
+    partly_used: Sequence[PartlyUsed] = ()
 
     def forward_backward(self, batch: Split) -> Tensor:
         micro = list(chunks(batch, self.schedule.micro_batches))
@@ -149,6 +156,8 @@ class _PipelineEngine:
             weights=weights,
         )
         values = self.runtime.run(self.schedule, work)
+        for each in self.partly_used:
+            each.settle()
         total = torch.zeros((), dtype=torch.float64, device=batch.inputs.device)
         return total + sum(value.double() * weight for value, weight in zip(values, weights, strict=False))
 
@@ -196,11 +205,11 @@ def build_engine(
             "the schedule": "none" if schedule is None else schedule.name,
         }
     )
+    group = mesh.dp.group
+    partly_used = [PartlyUsed(stage, group) for stage in stages.values() if group and not is_static(stage)]
     if schedule is None:
-        before = before_backward(spec.resolved_sharding)
-        model, group = stages[0], mesh.dp.group
-        partly_used = PartlyUsed(model, group) if isinstance(model, PlainModel) and group else None
-        return AccumulationEngine(model, objective, spec.micro_batches, shares, boundary, before, partly_used)
+        before, partly = before_backward(spec.resolved_sharding), next(iter(partly_used), None)
+        return AccumulationEngine(stages[0], objective, spec.micro_batches, shares, boundary, before, partly)
     observer = timeline(device)
     return _PipelineEngine(
         stages=stages,
@@ -212,6 +221,7 @@ def build_engine(
         evaluation=forward_only(schedule.owners, schedule.micro_batches),
         shares=shares,
         timeline=observer,
+        partly_used=partly_used,
     )
 
 
@@ -219,15 +229,28 @@ def build_engine(
 def _evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
     """Compute no gradients within, and let layers behave as in evaluation."""
     models = list(models)
-    for model in models:
-        model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
+    with modes_kept(models), torch.no_grad():
         for model in models:
-            model.train()
-            free_parameters(model)
+            model.eval()
+        try:
+            yield
+        finally:
+            for model in models:
+                free_parameters(model)
+
+
+@contextmanager
+def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Leave each part of the modules in training or in evaluation mode as it was: a constructor may have put some in
+    evaluation mode for good.
+    """
+    parts = [part for module in modules for part in module.modules()]
+    were = [part.training for part in parts]
+    try:
+        yield
+    finally:
+        for part, was in zip(parts, were, strict=True):
+            part.training = was
 
 
 def chunks(batch: Split, count: int) -> Iterator[Split]:

@@ -13,8 +13,11 @@ from torch.compiler import set_stance
 from service.jobs.runtime import Stopwatch
 from service.jobs.spec.compile import Phase
 from service.models.data import open_feed
+from service.models.held_state import HeldState, digest
 from service.models.plain import PlainModel
 from service.parallel.batch_norm import average_statistics
+from service.parallel.collectives import agree
+from service.parallel.tensor.placement import state_buffers
 from service.training.base_loop import SPANS_EVERY, BaseLoop
 from service.training.checkpoints import ModelCheckpoints
 from service.training.gradients import check_weights, clip_, explained_overflow, present, squared_norm
@@ -24,6 +27,10 @@ from service.training.setup import Training
 from service.training.step_totals import StepReduction, StepTotals
 from service.training.timeline import NO_LOAD
 
+_FIRST_LOOKS = 2
+"""The first steps of an attempt, after which it is looked for state that checkpoints would lose: what the first one has
+set is seen to change in the second.
+"""
 _TIMELINES_FIRST = 4
 """The first steps, for which every computation of a pipeline is reported."""
 
@@ -44,7 +51,11 @@ class Loop(BaseLoop):
         self.counted = [parameter for parameter in self.parameters if id(parameter) not in copies]
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
         self.reported_undivided = False
-        self._has_stepped = False
+        self.held = [
+            HeldState(stage.blocks["0"], stage.kind) if isinstance(stage, PlainModel) else HeldState(stage)
+            for stage in training.stages.values()
+        ]
+        self._looks = _FIRST_LOOKS
         dp = training.mesh.dp
         self.feed = open_feed(training.dataset.train, training.order, dp.rank, dp.size, training.device)
 
@@ -63,10 +74,14 @@ class Loop(BaseLoop):
         self._check_held()
 
     def _check_held(self) -> None:
-        """Raise ``ValueError`` for what a step has changed and checkpoints do not hold."""
-        for stage in self.training.stages.values():
-            if isinstance(stage, PlainModel):
-                stage.check_state()
+        """Raise ``ValueError`` for what a step has changed and checkpoints do not hold, and :class:`DisagreementError`
+        for a buffer of a model in one piece that is not the same on all ranks, which all call it.
+        """
+        for each in self.held:
+            each.check()
+        buffers = dict(state_buffers(self.training.stages[0])) if self.training.mesh.pp.size == 1 else {}
+        if buffers:
+            agree({f"the buffer {name!r}": digest(value) for name, value in buffers.items()})
 
     def measure(self) -> dict[str, float]:
         """Return the metrics over the test split."""
@@ -96,9 +111,9 @@ class Loop(BaseLoop):
                 average_statistics(stage, training.mesh.dp)
         self._report_pipeline()
         self._end_step(totals, totals.loss, step_metrics(training, totals, rate, Timing(watch.seconds, waited)))
-        if not self._has_stepped:
+        if self._looks:
+            self._looks -= 1
             self._check_held()
-        self._has_stepped = True
         return totals
 
     def _update(self, loss: torch.Tensor, rate_share: float) -> StepReduction:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from service.jobs.spec.common import ParallelSpec
 from service.models import build, registry
 from service.models.initialize import Constant, Distribution
 from service.parallel import mesh
+from service.parallel.tensor import distribute
 
 
 class Settings(ModelConfig):
@@ -121,6 +123,8 @@ def having(name: str, make: Callable[[], Any]) -> Callable[[], nn.Module]:
         (having("noise", lambda: torch.randn(3)), "'0.noise' of Sequential is a tensor that its constructor draws"),
         (having("masks", lambda: [torch.ones(3)]), "'0.masks' of Sequential is a collection of tensors"),
         (having("draws", torch.Generator), "'0.draws' of Sequential is a generator of random numbers"),
+        (having("draws", lambda: {"all": [torch.Generator()]}), "'0.draws' of Sequential is a generator of random"),
+        (having("count", itertools.count), "'0.count' of Sequential is an iterator, which a resumed run would begin"),
     ],
 )
 def test_what_a_checkpoint_would_lose_is_named(
@@ -150,6 +154,45 @@ def test_a_constant_of_a_planned_chain_is_named(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(ValueError, match="Chain has a tensor that is no parameter, 'scale'"):
         built(monkeypatch, Chain)
+
+
+class Planned(nn.Module):
+    before_blocks = after_blocks = ()
+
+    def __init__(self, change: Callable[[nn.Module, nn.Module], Any]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({"0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
+        change(self.blocks["0"], self.blocks["1"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda one, _: one.weight.register_hook(torch.neg), "'blocks.0.weight' has a hook on its gradient, which the"),
+        (
+            lambda one, other: setattr(other, "scales", [one.bias]),
+            "'blocks.0.bias' is also in 'blocks.1.scales', which",
+        ),
+        (
+            lambda one, other: setattr(other, "weight", one.weight),
+            r"Planned has one parameter as 'blocks.0.weight' and as 'blocks.1.weight', .* expected tied",
+        ),
+    ],
+)
+def test_what_the_weights_of_a_planned_chain_would_lose_is_named(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[nn.Module, nn.Module], Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        built(monkeypatch, lambda: Planned(change))
+
+
+def test_what_a_divided_parameter_would_lose_is_named() -> None:
+    layer = nn.Linear(2, 2)
+    layer.weight.register_hook(torch.neg)
+    with pytest.raises(
+        ValueError, match=r"'weight' has a hook on its gradient, which the parameters of parallel\.tp do"
+    ):
+        distribute(layer, cast(Any, "a mesh"))
 
 
 @pytest.mark.parametrize("blocks", [nn.ModuleList, lambda layers: nn.ModuleDict({"first": layers[0]})])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from launching import Torchrun
@@ -25,8 +29,10 @@ from service.jobs.spec.data import DataSpec
 from service.jobs.spec.train import TrainSpec
 from service.models import data, registry
 from service.models.data import BatchOrder, Dataset, Split, load
+from service.models.initialize import Distribution, Uniform
 from service.parallel import mesh
 from service.parallel.collectives import DisagreementError
+from service.parallel.mesh import SINGLE
 from service.training.setup import Training
 
 SPEC: dict[str, Any] = {
@@ -78,6 +84,51 @@ class Chosen(nn.Module):
 
 MEANS = (0.302, 0.31)
 """Of the pixels of 12 samples, a third are below, and a third above."""
+
+
+class Part(nn.Module):
+    """Layers of one size, of which the samples of a forward choose one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.some, self.others = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mean: Tensor) -> Tensor:
+        return torch.tanh((self.some if mean > MEANS[1] else self.others)(x))
+
+
+class Chain(nn.Module):
+    """Blocks of one size, of which the samples of a forward choose one."""
+
+    before_blocks, after_blocks, output_axis = ("enter",), ("leave",), SINGLE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.blocks = nn.ModuleDict({str(index): Part() for index in range(2)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, mean = torch.tanh(self.enter(x)), x.mean()
+        x = self.blocks["0" if mean > MEANS[0] else "1"](x, mean)
+        return self.leave(x)
+
+    def distribution(self, name: str) -> Distribution:
+        return Uniform(0.3)
+
+
+class Resting(Tied):
+    """Has a part that is always in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.drop.eval()
+
+
+class Drawing(Tied):
+    """Draws from the generators of NumPy and of Python."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.sin(x * np.random.uniform(0.5, 2))) * random.uniform(0.5, 2)
 
 
 class Hooked(Chosen):
@@ -136,7 +187,8 @@ def run_all(folder: str) -> dict[str, Any]:
         run(f"{folder}/scalar", 0.0, scalar=True, **dropping)
     except ValueError as error:
         found["scalar"] = str(error)
-    found |= {f"chosen {name}": run_of(Chosen, f"{folder}/chosen {name}", **layout) for name, layout in layouts.items()}
+    for make, (name, layout) in product((Chosen, Chain), layouts.items()):
+        found[f"{make.__name__} {name}"] = run_of(make, f"{folder}/{make.__name__} {name}", **layout)
     for make in (Hooked, Listed):
         try:
             run_of(make, f"{folder}/{make.__name__}", **dropping)
@@ -212,15 +264,18 @@ def test_a_scalar_that_cannot_be_divided_is_named(runs: tuple[Path, dict[str, An
 
 
 @pytest.mark.distributed
-def test_ranks_may_use_different_parameters(runs: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [Chosen, Chain])
+def test_ranks_may_use_different_parameters(
+    runs: tuple[Path, dict[str, Any]], tmp_path: Path, make: Callable[[], nn.Module]
+) -> None:
     """As the micro-batches of one rank do; a parameter that nobody uses in a step is left as it was."""
-    alone = run_of(Chosen, tmp_path, batch={"global": 24, "micro": 12})
+    alone = run_of(make, tmp_path, batch={"global": 24, "micro": 12})
     weights = load_file(DataLayout(tmp_path).job(JOB).artifacts / "model.safetensors")
     for name in ("shards", "replicas"):
-        found = runs[1][f"chosen {name}"]
+        found = runs[1][f"{make.__name__} {name}"]
         assert found["loss"] == pytest.approx(alone["loss"], rel=TOLERANCE)
         assert found["grad_norm"] == pytest.approx(alone["grad_norm"], rel=TOLERANCE)
-        paths = DataLayout(runs[0] / f"chosen {name}").job(JOB)
+        paths = DataLayout(runs[0] / f"{make.__name__} {name}").job(JOB)
         for tensor, value in load_file(paths.artifacts / "model.safetensors").items():
             torch.testing.assert_close(value, weights[tensor], rtol=1e-6, atol=1e-8)
 
@@ -263,8 +318,33 @@ def test_a_tensor_that_training_changes_is_named_before_a_checkpoint(tmp_path: P
 
 
 def test_a_number_that_forward_counts_is_named_in_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'calls' of Warming is a number that forward changes, which checkpoints do"):
+    with pytest.raises(ValueError, match="'calls' of Warming is a collection that forward changes, which checkpoints"):
         run_of(Warming, tmp_path, checkpoint={"every": 100})
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "what"),
+    [
+        (lambda: np.ones(2), lambda held: held + 1, "an array"),
+        (lambda: "first", lambda held: "then", "a value"),
+        (lambda: SimpleNamespace(calls=[0]), lambda held: held.calls.append(1) or held, "a collection"),
+        (lambda: None, lambda held: torch.ones(2) if held is None else held + 1, "a tensor"),
+    ],
+)
+def test_state_beside_the_buffers_is_named_in_the_first_steps(
+    tmp_path: Path, first: Callable[[], Any], then: Callable[[Any], Any], what: str
+) -> None:
+    class Keeping(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = first()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = then(self.kept)
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match=f"'kept' of Keeping is {what} that forward changes, which checkpoints do not"):
+        run_of(Keeping, tmp_path, checkpoint={"every": 100})
 
 
 def test_recomputation_reads_the_buffers_that_the_forward_has_read(tmp_path: Path) -> None:
@@ -272,9 +352,15 @@ def test_recomputation_reads_the_buffers_that_the_forward_has_read(tmp_path: Pat
     assert again["loss"] == pytest.approx(plain["loss"], rel=TOLERANCE)
 
 
-def test_recomputation_draws_the_same(tmp_path: Path) -> None:
-    plain, again = (run(tmp_path / name, 0.5, activation_checkpoint=name, steps=2) for name in ("none", "full"))
+@pytest.mark.parametrize("make", [partial(Tied, 0.5), partial(Drawing, 0.0)])
+def test_recomputation_draws_the_same(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
+    plain, again = (run_of(make, tmp_path / name, activation_checkpoint=name, steps=2) for name in ("none", "full"))
     assert plain["loss"] == again["loss"]
+
+
+def test_an_evaluation_leaves_each_part_in_its_mode(tmp_path: Path) -> None:
+    plain, evaluated = (run_of(Resting, tmp_path / str(every), evaluate={"every": every}) for every in (None, 2))
+    assert evaluated["loss"] == plain["loss"]
 
 
 def test_ranks_draw_differently_but_for_those_that_compute_the_same() -> None:

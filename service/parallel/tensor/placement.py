@@ -15,6 +15,7 @@ stays equal, since both get the sum of both gradients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from inspect import getattr_static
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +55,51 @@ def unpadded_rows(model: nn.Module) -> dict[str, int]:
     }
 
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def check_replaceable(model: nn.Module, others: str) -> None:
+    """Raise ``ValueError`` for what ``others``, which take the place of a model's parameters, would leave behind: hooks
+    of a gradient, and places beside the module's in which a parameter is.
+    """
+    listed = dict(_listed(model))
+    for name, parameter in model.named_parameters():
+        if any(internal_of(parameter, f"torch.Tensor.{hooks}") for hooks in _HOOKS):
+            raise ValueError(
+                f"the parameter {name!r} has a hook on its gradient, which {others} do not keep; change the gradient "
+                "in forward, by a torch.autograd.Function"
+            )
+        if id(parameter) in listed:
+            raise ValueError(
+                f"the parameter {name!r} is also in {listed[id(parameter)]!r}, which {others} do not keep; read it "
+                "from its module"
+            )
+
+
+def _listed(model: nn.Module) -> Iterator[tuple[int, str]]:
+    """Yield the ids of the parameters that lie in attributes of modules, alone or in collections, with the attribute's
+    name. A module that notices when its parameters are replaced, as torch's recurrent ones, keeps its lists in step.
+    """
+    for prefix, module in model.named_modules():
+        if getattr_static(type(module), "__setattr__") is vars(nn.Module)["__setattr__"]:
+            for name, value in vars(module).items():
+                if name != "_parameters":
+                    yield from ((id(each), f"{prefix}.{name}") for each in _parameters_in(value))
+
+
+def _parameters_in(value: object) -> Iterator[nn.Parameter]:
+    if isinstance(value, nn.Parameter):
+        yield value
+    elif isinstance(value, list | tuple | set | frozenset | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _parameters_in(each)
+
+
 def distribute(model: nn.Module, tp_mesh: DeviceMesh | None) -> None:
     """Turn the local parameters into DTensors over ``tp_mesh``; without one they stay plain."""
     if tp_mesh is None:
         return
+    check_replaceable(model, "the parameters of parallel.tp")
     made: dict[int, nn.Parameter] = {}  # one for each parameter, however many layers share it
     for name, parameter, dimension in list(sharded_dimensions(model)):
         if id(parameter) not in made:

@@ -13,6 +13,7 @@ from service.jobs.spec.train import TrainSpec
 from service.models.program import Step
 from service.parallel.distributed import from_first_rank
 from service.training.base_loop import BaseLoop
+from service.training.engine import modes_kept
 from service.training.gradients import check_weights
 from service.training.journal import layout
 from service.training.programs.setup import FIRST, PreparedProgram, takes
@@ -79,9 +80,8 @@ class ProgramLoop(BaseLoop):
         if evaluate is None:
             return {}
         training.seed("evaluation", self.step)
-        parts = [part for module in training.parts.modules.values() for part in module.modules()]
-        were = [part.training for part in parts]
         with (
+            modes_kept(training.parts.modules.values()),
             training.usage.evaluation(self.step),
             training.blame.of(f"the evaluation after step {self.step}"),
             training.calls.phase("inference"),
@@ -89,8 +89,6 @@ class ProgramLoop(BaseLoop):
         ):
             found: Mapping[str, Any] = evaluate(training.parts, training.boundary)
             measured = {f"{_EVALUATION}{name.removeprefix(_EVALUATION)}": float(value) for name, value in found.items()}
-        for part, was in zip(parts, were, strict=True):
-            part.training = was
         return from_first_rank(measured)  # they are reported, and ranks that follow them end together
 
     def publish(self) -> None:

@@ -31,6 +31,7 @@ class GatedNetwork(nn.Module):
     before_blocks = ("enter",)
     after_blocks = ("leave",)
     output_axis = SINGLE
+    is_static = True
 
     def __init__(self, config: GatedConfig, axis: Axis) -> None:
         super().__init__()
