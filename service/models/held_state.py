@@ -7,7 +7,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +115,20 @@ def check_attributes(network: nn.Module) -> None:
             for kinds, what in ((_GENERATORS, "a generator of random numbers"), (Iterator, "an iterator")):
                 if isinstance(each, kinds):
                     raise lost(kind, name, f"{what}, which a resumed run would begin anew")
+
+
+@contextmanager
+def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Leave each part of the modules in training or in evaluation mode as it was: a constructor may have put some in
+    evaluation mode for good.
+    """
+    parts = [part for module in modules for part in module.modules()]
+    were = [part.training for part in parts]
+    try:
+        yield
+    finally:
+        for part, was in zip(parts, were, strict=True):
+            part.training = was
 
 
 def attributes(network: nn.Module) -> Iterator[tuple[str, Any]]:

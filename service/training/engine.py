@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from service.jobs.plugins import IGNORED
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
+from service.models.held_state import modes_kept
 from service.objectives import Objective
 from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree, resolve
@@ -237,20 +238,6 @@ def _evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
         finally:
             for model in models:
                 free_parameters(model)
-
-
-@contextmanager
-def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Leave each part of the modules in training or in evaluation mode as it was: a constructor may have put some in
-    evaluation mode for good.
-    """
-    parts = [part for module in modules for part in module.modules()]
-    were = [part.training for part in parts]
-    try:
-        yield
-    finally:
-        for part, was in zip(parts, were, strict=True):
-            part.training = was
 
 
 def chunks(batch: Split, count: int) -> Iterator[Split]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from service.jobs.spec.families.huggingface import HuggingfaceConfig
+from service.models.held_state import modes_kept
 from service.models.packaged.base import Packaged, PackagedError, check_name, explained, imported, nearest
 from service.models.packaged.plans import divide, own_parameters
 from service.parallel.mesh import Axis
@@ -68,7 +70,12 @@ def build(config: HuggingfaceConfig, axis: Axis) -> nn.Module:
         if type(described) not in table:
             raise PackagedError(f"{config.model_type} has no model for task={config.task}")
         _check_length(config, described)
-        network = automatic.from_config(described, trust_remote_code=False)
+        network = automatic.from_config(described, trust_remote_code=False, dtype=torch.float32)
+    if config.task == "causal-lm" and _sees_ahead(network, int(config.config["vocab_size"]), config.sequence or 1):
+        raise PackagedError(
+            f"model.config: {config.model_type} sees the tokens that it is to predict; expected is_decoder: true where "
+            "the type has this field, or a type of causal models"
+        )
     return _CausalLM(config, network, axis) if config.task == "causal-lm" else _ImageClassifier(config, network)
 
 
@@ -81,6 +88,27 @@ def _check_length(config: HuggingfaceConfig, described: Any) -> None:
         raise PackagedError(
             f"model.sequence: {config.sequence} is more than model.config.{field}={most}; expected at most {most}"
         )
+
+
+_FEW, _ROUNDING = 8, 1e-4
+"""The tokens of a sequence that is tried, and the share of the largest logit by which rounding may move another."""
+
+
+@torch.no_grad()
+def _sees_ahead(network: Any, vocabulary: int, sequence: int) -> bool:
+    """Return whether another last token changes logits at the places before it; false on the meta device, and where the
+    model takes no few tokens.
+    """
+    ids = torch.arange(min(sequence, _FEW)).remainder(vocabulary).unsqueeze(0)
+    other = ids.clone()
+    other[0, -1] = (ids[0, -1] + 1 + vocabulary // 2) % vocabulary
+    if ids.shape[1] < 2 or any(value.is_meta for value in network.parameters()):
+        return False
+    with modes_kept([network]), suppress(RuntimeError, ValueError, IndexError):
+        network.eval()
+        logits, others = (network(input_ids=each, use_cache=False).logits[:, :-1] for each in (ids, other))
+        return bool((logits - others).abs().amax() > _ROUNDING * logits.abs().amax())
+    return False
 
 
 def _check_fields(given: dict[str, Any], kind: Any) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from service.jobs.runtime import Stopwatch
 from service.jobs.spec.train import TrainSpec
+from service.models.held_state import modes_kept
 from service.models.program import Step
 from service.parallel.distributed import from_first_rank
 from service.training.base_loop import BaseLoop
-from service.training.engine import modes_kept
 from service.training.gradients import check_weights
 from service.training.journal import layout
 from service.training.programs.setup import FIRST, PreparedProgram, takes

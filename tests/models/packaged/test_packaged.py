@@ -106,6 +106,12 @@ def gpt2(task: str = "causal-lm", **changes: Any) -> dict[str, Any]:
     return {"family": "huggingface", "config": fields, "task": task, "sequence": 8}
 
 
+def bert(**changes: Any) -> dict[str, Any]:
+    fields = {"model_type": "bert", "vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, **changes}
+    fields |= {"num_attention_heads": 2, "intermediate_size": 8}
+    return {"family": "huggingface", "config": fields, "sequence": 8}
+
+
 needs_transformers = pytest.mark.skipif(
     find_spec("transformers") is None, reason="the extra `families` is not installed"
 )
@@ -115,6 +121,7 @@ needs_transformers = pytest.mark.skipif(
 def test_a_language_model_is_built_of_a_configuration() -> None:
     model = build(_reference.validate_python(gpt2()))
     assert model(torch.randint(0, 32, (2, 8))).shape == (2, 8, 32)
+    assert build(_reference.validate_python(bert(is_decoder=True))).training
     assert "blocks.0.network.lm_head.weight" not in dict(model.named_parameters())  # one with the embedding
 
 
@@ -143,6 +150,7 @@ def test_a_language_model_is_built_of_a_configuration() -> None:
             },
             "llama has no model for task=image-classification",
         ),
+        (bert(), "model.config: bert sees the tokens that it is to predict; expected is_decoder: true"),
     ],
 )
 def test_a_configuration_that_is_none_is_named(given: dict[str, Any], message: str) -> None:
@@ -160,6 +168,8 @@ def test_a_configuration_that_is_none_is_named(given: dict[str, Any], message: s
         (gpt2(vocab_size=None), "task=causal-lm needs it"),
         (gpt2("image-classification"), "task=image-classification needs it"),
         (gpt2(model_type=3), "it says which model this is"),
+        (gpt2(output_router_logits=True), "a loss of its own balances experts"),
+        (gpt2(problem_type="regression"), "the objective is the cross entropy of one label"),
     ],
 )
 def test_a_configuration_that_is_more_is_refused(given: dict[str, Any], message: str) -> None:

@@ -28,6 +28,11 @@ _REFUSED = {
     "use_timm_backbone": "a model of another place",
     "use_pretrained_backbone": "about weights from elsewhere",
 }
+_OF_LOSSES: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "output_router_logits": ((False, None), "a loss of its own balances experts, which no objective here has"),
+    "problem_type": (("single_label_classification", None), "the objective is the cross entropy of one label"),
+}
+"""Fields that choose a loss of the package's own, by the values that choose none."""
 HEADS = ("num_attention_heads", "num_key_value_heads")
 _SIZES = ("intermediate_size", "vocab_size")
 WHOLE_HEADS = ("olmo2", "olmo3", "phi3")
@@ -122,6 +127,10 @@ class HuggingfaceConfig(PackagedConfig):
         check_keys(self.config, _REFUSED, "config")
         if len(json.dumps(self.config, default=str)) > _MOST_BYTES:
             raise disagreement("config", "it is longer than a configuration", "…", f"at most {_MOST_BYTES} bytes")
+        for name, (wanted, reason) in _OF_LOSSES.items():
+            if self.config.get(name) not in wanted:
+                expected = " or ".join("none" if each is None else str(each).lower() for each in wanted)
+                raise disagreement(f"config.{name}", reason, self.config[name], expected)
         if not isinstance(self.config.get("model_type"), str):
             got = self.config.get("model_type")
             raise disagreement("config.model_type", "it says which model this is", got, "a type, such as gpt2")
