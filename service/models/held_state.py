@@ -119,9 +119,7 @@ def check_attributes(network: nn.Module) -> None:
 
 @contextmanager
 def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Leave each part of the modules in training or in evaluation mode as it was: a constructor may have put some in
-    evaluation mode for good.
-    """
+    """Leave each part of the modules in training or in evaluation mode as it was: some may always be in evaluation."""
     parts = [part for module in modules for part in module.modules()]
     were = [part.training for part in parts]
     try:
@@ -129,6 +127,14 @@ def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for part, was in zip(parts, were, strict=True):
             part.training = was
+
+
+def begin_training(model: nn.Module) -> None:
+    """Put a model in training mode, but for parts that its constructor or its own ``train`` leaves in evaluation."""
+    resting = [part for part in model.modules() if not part.training]
+    model.train()
+    for part in resting:
+        part.training = False
 
 
 def attributes(network: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from service.jobs.plugins import ModelConfig
 from service.jobs.spec.families import FAMILIES
+from service.models.held_state import begin_training
 from service.models.initialize import Distribution, materialize
 from service.models.plain import PlainModel, build_plain, check_planned, check_ties
 from service.parallel.batch_norm import normalise_over
@@ -60,7 +61,8 @@ def build(
     """Return this rank's part of the model: its pipeline stage (or ``part``), tensor-parallel shards, not yet FSDP's.
 
     The global weights are the same for every layout from one ``seed``. On the meta device nothing is drawn, nor without
-    a seed: the weights, to be loaded, are NaN then, but those of a plain module, which its constructor makes.
+    a seed: the weights, to be loaded, are NaN then, but those of a plain module, which its constructor makes. The model
+    is in training mode, but for parts that are always in evaluation.
     Parameters are DTensors where the mesh has launched ``tp`` ranks, else plain tensors.
     """
     axis = SINGLE if mesh is None else mesh.tp
@@ -81,6 +83,7 @@ def build(
     distribute(model, mesh.tp_mesh if mesh is not None else None)
     if mesh is not None:
         normalise_over(model, mesh.dp if config.synchronises else SINGLE)
+    begin_training(model)
     return model
 
 

@@ -117,11 +117,20 @@ class Chain(nn.Module):
 
 
 class Resting(Tied):
-    """Has a part that is always in evaluation."""
+    """Has a part that is always in evaluation, by its constructor."""
 
     def __init__(self) -> None:
         super().__init__(0.5)
         self.drop.eval()
+
+
+class Restful(Tied):
+    """Has one by its own ``train``, which is called with every change of mode."""
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.drop.eval()
+        return self
 
 
 class Drawing(Tied):
@@ -358,8 +367,10 @@ def test_recomputation_draws_the_same(tmp_path: Path, make: Callable[[], nn.Modu
     assert plain["loss"] == again["loss"]
 
 
-def test_an_evaluation_leaves_each_part_in_its_mode(tmp_path: Path) -> None:
-    plain, evaluated = (run_of(Resting, tmp_path / str(every), evaluate={"every": every}) for every in (None, 2))
+@pytest.mark.parametrize("make", [Resting, partial(Restful, 0.5)])
+def test_a_part_that_is_in_evaluation_stays_so(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
+    plain = run(tmp_path / "plain", 0.0)
+    evaluated = run_of(make, tmp_path / "evaluated", evaluate={"every": 2})
     assert evaluated["loss"] == plain["loss"]
 
 

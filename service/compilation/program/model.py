@@ -100,8 +100,7 @@ class ModelProgram(BatchedProgram):
         return self._parts({MODEL: self.module(dtype)}, dtype)
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
-        parts.modules[MODEL].train()
-        for batch in cycle(self.batches):
+        for batch in cycle(self.batches):  # in the modes in which the module is built, as in a job
             yield self._train_step(parts, boundary, batch)
 
     def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:

@@ -50,9 +50,7 @@ class PipelineProgram(BatchedProgram):
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         runtime = self._runtime(parts, boundary)
-        for module in parts.modules.values():
-            module.train()
-        for batch in cycle(self.batches):
+        for batch in cycle(self.batches):  # in the modes in which stages are built, as in a job
             yield self._train_step(parts, boundary, runtime, batch)
 
     def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
@@ -69,7 +67,8 @@ class PipelineProgram(BatchedProgram):
     def alone(self, parts: Parts, boundary: StepBoundary, phase: Phase) -> None:
         boundary.step_boundary()
         for name, module in parts.modules.items():
-            module.train(phase == "train")
+            if phase == "inference":
+                module.eval()
             given = self.entered[name].clone()
             with torch.set_grad_enabled(phase == "train"):
                 given.requires_grad_(phase == "train" and given.is_floating_point())

