@@ -86,7 +86,8 @@ class Program(Protocol):
     ``train`` and ``inference`` never end: each ``next`` runs one whole step, with its forwards, backwards and updates,
     and yields its results. A second call begins again, over the same parts. A step begins with
     ``boundary.step_boundary()`` and calls modules by ``boundary.boundary_call``; the job has compiled them in place.
-    Random numbers come from torch's default generators, which are seeded before each step.
+    Random numbers come from the default generators, which are seeded where a step begins; what comes before the first
+    step draws the same in every attempt.
 
     A job asks for more where a program has it: ``first`` as an argument of both, the number of steps done before;
     ``batches`` as one of ``inference``, an iterator of a source's inputs; and ``evaluate(parts, boundary)``, which

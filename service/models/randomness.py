@@ -6,6 +6,7 @@ that went on, however often that was evaluated or what else has drawn numbers in
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,13 @@ def seeded(seed: int, *place: object) -> Iterator[None]:
 def others() -> tuple[Any, ...]:
     """Return the states of the generators of Python and of NumPy, which torch does not keep."""
     return random.getstate(), np.random.get_state()
+
+
+def drawn(device: torch.device) -> str:
+    """Return a digest of the generators' states: another one once something was drawn on the host or ``device``."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    held = [each.numpy().tobytes() for each in states]
+    return hashlib.blake2b(repr((held, others())).encode()).hexdigest()
 
 
 @contextmanager

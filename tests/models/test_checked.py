@@ -109,6 +109,7 @@ def test_a_sample_is_named_by_its_number_and_split(monkeypatch: pytest.MonkeyPat
 def test_a_reader_that_needs_every_label_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     split = Split(torch.rand(2, 6), torch.tensor([0, IGNORED]))
     assert may_ignore(split)
+    assert not may_ignore(Split(split.inputs, torch.tensor([-100.0])))  # a number to be predicted is no label
     with pytest.raises(ValueError, match="a search needs a label for each sample; some are -100"):
         without_ignored(loaded(monkeypatch, Features(6, 3), split), "a search")
     found = without_ignored(loaded(monkeypatch, Features(6, 3), OfDisk(split)), "a search")

@@ -32,6 +32,8 @@ class StepBoundary:
             raise ValueError(f"kept names {unknown[0]!r}, which is none of the modules: {', '.join(modules)}")
         self.modules, self.kept = dict(modules), frozenset(kept)
         self.step = -1
+        self.on_begin: Callable[[], None] | None = None
+        """Is called once, when the next step begins."""
         self._names = {id(module): name for name, module in self.modules.items()}
         self._calls_made, self._pending = CallCounter(), PendingBackwards()
         self._watch: StepWatch | None = None
@@ -55,6 +57,9 @@ class StepBoundary:
         self._watch, self._next_watch = self._next_watch, None
         if self._watch is not None:
             self._watch.step = self.step
+        begin, self.on_begin = self.on_begin, None
+        if begin is not None:
+            begin()
         if self._compiled:
             # Without a compiled module there is nothing to mark, and the mark would import all of Inductor.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]

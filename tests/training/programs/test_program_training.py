@@ -67,7 +67,7 @@ def test_it_learns_reports_and_publishes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
 def test_one_that_was_killed_ends_like_one_that_was_not(tmp_path: Path, optimizer: str) -> None:
-    """Weights, moments, step counts, buffers and dropout: all bit for bit."""
+    """Weights, moments, step counts, buffers, dropout, and what was drawn before the first step: all bit for bit."""
     fields: dict[str, Any] = {"checkpoint": {"every": 2, "async": False}, "evaluate": {"every": 3}}
     program = Walker(optimizer=optimizer)
     whole, through = train(tmp_path / "whole", program, **fields)
@@ -245,6 +245,7 @@ def test_a_loss_that_is_not_finite_is_named_with_what_can_be_done(tmp_path: Path
         ({"first": False}, {"preemptible": True}, "preemptible=True: program 'walker' cannot go on from a step"),
         ({"fault": "stateless"}, {"checkpoint": {"every": 2}}, "checkpoint.every=2: program 'walker' has no state"),
         ({"fault": "loose"}, {}, "optimizer 0 (Adam) has a tensor of shape [3] that is in none of the modules encoder"),
+        ({"fault": "draws"}, {}, "program 'walker', train: it draws random numbers before boundary.step_boundary()"),
         ({"optimizer": "LBFGS"}, {}, "a list: a checkpoint holds tensors and numbers"),
     ],
 )

@@ -97,9 +97,11 @@ class Program:
         (optimizer,) = parts.optimizers
         for module in parts.modules.values():
             module.train()
-        number = first
+        number, size = first, 0.5 + torch.rand(())  # drawn once, as an order of samples may be
         while True:
             number += 1
+            if self.config.fault == "draws":
+                torch.rand(())
             fault = self.config.fault if number == self.config.at else ""
             if fault != "no boundary":
                 boundary.step_boundary()
@@ -108,7 +110,7 @@ class Program:
             if fault == "ends":
                 return
             rows = self.config.rows + (fault == "other rows")
-            x = torch.randn(rows, WIDTH) * (1 + 0.1 * (number % 3))
+            x = torch.randn(rows, WIDTH) * (size + 0.1 * (number % 3))
             found = self._walk(parts, boundary, x, self.config.calls + (fault == "more calls"))
             loss = (found - x).square().mean() * (float("nan") if fault == "nan" else 1)
 
