@@ -127,9 +127,9 @@ class HuggingfaceConfig(PackagedConfig):
         check_keys(self.config, _REFUSED, "config")
         if len(json.dumps(self.config, default=str)) > _MOST_BYTES:
             raise disagreement("config", "it is longer than a configuration", "…", f"at most {_MOST_BYTES} bytes")
-        for name, (wanted, reason) in _OF_LOSSES.items():
-            if self.config.get(name) not in wanted:
-                expected = " or ".join("none" if each is None else str(each).lower() for each in wanted)
+        for name, (without, reason) in _OF_LOSSES.items():
+            if self.config.get(name) not in without:
+                expected = " or ".join("null" if each is None else str(each).lower() for each in without)
                 raise disagreement(f"config.{name}", reason, self.config[name], expected)
         if not isinstance(self.config.get("model_type"), str):
             got = self.config.get("model_type")
