@@ -71,11 +71,8 @@ def build(config: HuggingfaceConfig, axis: Axis) -> nn.Module:
             raise PackagedError(f"{config.model_type} has no model for task={config.task}")
         _check_length(config, described)
         network = automatic.from_config(described, trust_remote_code=False, dtype=torch.float32)
-    if config.task == "causal-lm" and _sees_ahead(network, int(config.config["vocab_size"]), config.sequence or 1):
-        raise PackagedError(
-            f"model.config: {config.model_type} sees the tokens that it is to predict; expected is_decoder: true where "
-            "the type has this field, or a type of causal models"
-        )
+    if config.task == "causal-lm":
+        _check_causal(config, described, network)
     return _CausalLM(config, network, axis) if config.task == "causal-lm" else _ImageClassifier(config, network)
 
 
@@ -90,7 +87,19 @@ def _check_length(config: HuggingfaceConfig, described: Any) -> None:
         )
 
 
-_FEW, _ROUNDING = 8, 1e-4
+def _check_causal(config: HuggingfaceConfig, described: Any, network: Any) -> None:
+    """Raise :class:`PackagedError` for a model that sees the tokens that it is to predict."""
+    may_see = any(getattr(described, field, None) == value for field, value in _OF_ENCODERS.items())
+    if may_see and _sees_ahead(network, int(config.config["vocab_size"]), config.sequence or 1):
+        raise PackagedError(
+            f"model.config: {config.model_type} sees the tokens that it is to predict; expected is_decoder: true where "
+            "the type has this field, or a type of causal models"
+        )
+
+
+_OF_ENCODERS = {"is_decoder": False, "causal": False, "attn_type": "bi"}
+"""Fields of types that may see ahead, of which some do not. Others are not tried: a few change themselves meanwhile."""
+_FEW, _ROUNDING = 8, 1e-6
 """The tokens of a sequence that is tried, and the share of the largest logit by which rounding may move another."""
 
 
@@ -99,7 +108,9 @@ def _sees_ahead(network: Any, vocabulary: int, sequence: int) -> bool:
     """Return whether another last token changes logits at the places before it; false on the meta device, and where the
     model takes no few tokens.
     """
-    ids = torch.arange(min(sequence, _FEW)).remainder(vocabulary).unsqueeze(0)
+    ids = (
+        (vocabulary - 1 - torch.arange(min(sequence, _FEW))).remainder(vocabulary).unsqueeze(0)
+    )  # the first may be padding
     other = ids.clone()
     other[0, -1] = (ids[0, -1] + 1 + vocabulary // 2) % vocabulary
     if ids.shape[1] < 2 or any(value.is_meta for value in network.parameters()):
