@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import helper
 from onnx_models import dense, model, node
 
 from service.bounds.methods import CROWN
@@ -38,17 +40,25 @@ def test_a_joined_file_gives_what_its_networks_give() -> None:
     assert [each.tolist() for each in found] == [each.tolist() for each in alone]
 
 
+def with_domain(name: str, version: int) -> bytes:
+    made = onnx.load_from_string(FIRST)
+    made.opset_import.append(helper.make_opsetid(name, version))
+    content: bytes = made.SerializeToString()
+    return content
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         (JoinedPart("g", SECOND, ("nothing",)), "network g computes no value 'nothing'"),
         (JoinedPart("g", model([node("Neg", ["x"])], [1, 2], opset=13)), "f and g are of ONNX opsets 17 and 13"),
+        (JoinedPart("g", with_domain("ai.onnx.ml", 3)), "f and g have ai.onnx.ml in versions 1 and 3"),
         (JoinedPart("g", model([node("Neg", ["x"])], [1, 2], kind=11)), "f and g take inputs of several types"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_by_name(other: JoinedPart, message: str) -> None:
     with pytest.raises(OnnxError, match=message):
-        join_networks([JoinedPart("f", FIRST), other])
+        join_networks([JoinedPart("f", with_domain("ai.onnx.ml", 1)), other])
 
 
 @pytest.mark.parametrize(

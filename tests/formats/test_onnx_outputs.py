@@ -62,3 +62,13 @@ def test_a_query_may_count_labels_that_are_numbers() -> None:
     named = helper.make_node("ArrayFeatureExtractor", ["names", "place"], ["label"], domain="ai.onnx.ml")
     outline = outline_of(classifier([SCORES[0], place, named], TENSOR, text, held=[names]))
     assert (outline.outputs, outline.has_labels, outline.unsupported) == (3, False, ())
+
+
+def test_a_first_output_that_is_left_out_must_not_be_as_long_as_the_rest() -> None:
+    """A query about one entry may mean either of them; the first one alone is what VNN-COMP reads."""
+    largest = helper.make_node("ReduceMax", ["x"], ["most"], axes=[1])
+    declared = helper.make_tensor_value_info("most", TensorProto.FLOAT, ["batch", 1])
+    for most in (declared, helper.make_empty_tensor_value_info("most")):
+        assert outline_of(classifier([*SCORES, largest], LABEL, most)).rival == "label"
+        assert outline_of(classifier([*SCORES, largest], most, LABEL)).rival == ""
+    assert outline_of(classifier(SCORES, LABEL, TENSOR)).rival == ""

@@ -89,6 +89,19 @@ def test_an_input_beside_the_box_counts_within_the_tolerance_only() -> None:
         replayed(ReplayedNetwork(NETWORK), parse(SATISFIED), [0.2] * 5)
 
 
+def test_an_end_that_an_interval_lacks_is_beside_it() -> None:
+    """Of the first input the float32 nearest to the point is the end; between the last one's ends there is none."""
+    first = "(assert (< X_0 1))(assert (> X_0 0.9))(assert (>= Y_0 -100))"
+    others = "".join(f"(assert (= X_{index} 0))" for index in range(1, 4))
+    last = "(assert (= X_4 0))", "(assert (< X_4 0.00001))(assert (> X_4 0))(assert (< X_4 1e-50))"
+    found = [
+        replayed(ReplayedNetwork(NETWORK), parse(f"{DECLARED}{first}{others}{each}"), [1 - 1e-9, 0, 0, 0, 0])
+        for each in last
+    ]
+    assert [each.is_strict for each in found] == [True, False]
+    assert found[0].witness.inputs[0] == float(np.nextafter(np.float32(1), np.float32(0)))
+
+
 def test_a_witness_whose_outputs_do_not_satisfy_the_query_is_refused() -> None:
     with pytest.raises(ReplayError, match="its outputs there do not satisfy the query"):
         replayed(ReplayedNetwork(NETWORK), parse(NEVER), [0.0] * 5)

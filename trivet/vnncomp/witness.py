@@ -143,16 +143,25 @@ def _candidates(kind: str, query: Query, x: Sequence[float]) -> Iterator[tuple[D
     for disjunct in query.disjuncts:
         if _lies_in(disjunct, x, TOLERANCE):
             rounded = np.asarray(x, dtype=kind)
-            for index, (low, high) in enumerate(zip(disjunct.lower, disjunct.upper, strict=True)):
-                value = float(rounded[index])
-                if value < low or value > high:
-                    inner = np.nextafter(rounded[index], rounded.dtype.type(inf if value < low else -inf))
-                    rounded[index] = inner if low <= float(inner) <= high else rounded[index]
+            for index, value in enumerate(rounded.tolist()):
+                if not _is_in_interval(disjunct, index, value):
+                    up = value <= disjunct.lower[index]
+                    inner = np.nextafter(rounded[index], rounded.dtype.type(inf if up else -inf))
+                    rounded[index] = inner if _is_in_interval(disjunct, index, float(inner)) else rounded[index]
             if _lies_in(disjunct, rounded.tolist(), TOLERANCE):
                 yield disjunct, rounded
 
 
+def _is_in_interval(disjunct: Disjunct, index: int, value: float) -> bool:
+    """Return whether a number is in the interval of an input, which may lack its ends."""
+    low, high = disjunct.lower[index], disjunct.upper[index]
+    above = value > low if index in disjunct.open_lower else value >= low
+    return above and (value < high if index in disjunct.open_upper else value <= high)
+
+
 def _lies_in(disjunct: Disjunct, x: Sequence[float], slack: Fraction) -> bool:
+    if not slack:
+        return all(_is_in_interval(disjunct, index, value) for index, value in enumerate(x))
     ends = zip(disjunct.lower, x, disjunct.upper, strict=True)
     return all(Fraction(low) - slack <= value <= Fraction(high) + slack for low, value, high in ends)
 

@@ -74,10 +74,15 @@ def _show(model: onnx.ModelProto, values: Sequence[tuple[str, onnx.TypeProto]]) 
 
 
 def _check_alike(name: str, model: onnx.ModelProto, other: str, another: onnx.ModelProto) -> None:
-    """Check that two networks can be in one file: by their opsets, and by the type of their inputs."""
+    """Check that two networks can be in one file: by the versions of their operators, and by the type of their inputs."""
     if opset_of(model) != opset_of(another):
         opsets = f"{opset_of(model)} and {opset_of(another)}"
         raise OnnxError(f"networks {name} and {other} are of ONNX opsets {opsets}, expected one opset for both")
+    versions = {each.domain: each.version for each in model.opset_import}
+    for each in another.opset_import:
+        if (own := versions.get(each.domain, each.version)) != each.version:
+            both = f"{own} and {each.version}"
+            raise OnnxError(f"networks {name} and {other} have {each.domain} in versions {both}, expected one for both")
     kinds = {value.type.tensor_type.elem_type for each in (model, another) for value in inputs_of(each)}
     if len(kinds) > 1:
         raise OnnxError(f"networks {name} and {other} take inputs of several types, expected one type for both")

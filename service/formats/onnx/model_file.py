@@ -37,6 +37,7 @@ from service.formats.onnx.outputs import (
     bounded_before,
     can_all_be_bounded,
     entries_of_outputs,
+    rival_of,
     scores_only,
     without_maps,
 )
@@ -55,8 +56,9 @@ class Outline:
 
     ``outputs`` is ``None`` if only a run tells. ``names`` are those of the outputs, and ``instead`` values that can
     be bounded, on which such nodes depend. With ``has_labels``, some outputs that can be bounded are left out as
-    labels; ``every`` counts the entries of all outputs. ``shape`` is that of the input at a batch of one, if more than
-    one of its axes is longer than 1.
+    labels; ``every`` counts the entries of all outputs. ``rival`` is the file's first output if it is left out and, as
+    far as is known, as long as those that are not: which of them a query means cannot be told from its numbers.
+    ``shape`` is that of the input at a batch of one, if more than one of its axes is longer than 1.
     """
 
     inputs: int
@@ -66,7 +68,18 @@ class Outline:
     instead: tuple[str, ...] = ()
     has_labels: bool = False
     every: int | None = None
+    rival: str = ""
     shape: tuple[int, ...] | None = None
+
+    @property
+    def why_unclear(self) -> str:
+        """Return why nobody can tell which output a query means, where there is a ``rival``."""
+        listed = ", ".join(map(repr, self.names))
+        return f"the query may be about the first output, {self.rival!r}, which is left out, or about {listed}"
+
+    @property
+    def to_be_clear(self) -> str:
+        return f"model.outputs that names one of them, such as [{self.names[0]}]"
 
 
 def parse(data: bytes) -> onnx.ModelProto:
@@ -135,6 +148,7 @@ def outline_of(content: bytes) -> Outline:
     bounded = supported(model, found)
     every, count = entries_of_outputs(model), len(model.graph.output)
     are_bounded = can_all_be_bounded(model, found, bounded)
+    given = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in model.graph.output]
     model = scores_only(model, found, bounded)
     working = found.needed([output.name for output in model.graph.output])
     unsupported = tuple(
@@ -156,5 +170,6 @@ def outline_of(content: bytes) -> Outline:
         bounded_before([each for each in working if each[0] not in bounded], found, bounded),
         are_bounded and len(model.graph.output) < count,
         every,
+        rival_of(model, given),
         shape if sum(length > 1 for length in shape) > 1 else None,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import prod
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, shape_inference
 
 from service.formats.onnx.dependence import Dependence, Numbered
 from service.formats.onnx.inputs import lengths_of
@@ -90,6 +90,30 @@ def entries_of_outputs(model: onnx.ModelProto) -> int | None:
     outputs = [_entries(value) for value in model.graph.output]
     known = [each for each in outputs if each is not None]
     return sum(known) if len(known) == len(outputs) else None
+
+
+def rival_of(model: onnx.ModelProto, given: Sequence[onnx.ValueInfoProto]) -> str:
+    """Return the name of the first of the ``given`` outputs if the model has it no more, and it may have as many entries
+    as those that are left; empty otherwise.
+    """
+    first, left = given[0], {output.name for output in model.graph.output}
+    if first.name in left or _is_text(first) or first.name in texts_in(model):
+        return ""
+    own, others = _entries(first), entries_of_outputs(model)
+    if own is None or others is None:
+        own, others = _inferred(model, [first]), _inferred(model, model.graph.output)
+    return first.name if None in (own, others) or own == others else ""
+
+
+def _inferred(model: onnx.ModelProto, outputs: Iterable[onnx.ValueInfoProto]) -> int | None:
+    """Return the entries of outputs whose lengths follow from those of the input."""
+    asked = onnx.ModelProto.FromString(model.SerializeToString())
+    del asked.graph.output[:]
+    asked.graph.output.extend(helper.make_empty_tensor_value_info(output.name) for output in outputs)
+    try:
+        return entries_of_outputs(shape_inference.infer_shapes(asked))
+    except Exception:  # noqa: BLE001 - onnx raises types of its own, one for each kind of fault; a run refuses the file
+        return None
 
 
 def _entries(value: onnx.ValueInfoProto) -> int | None:

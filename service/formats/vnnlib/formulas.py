@@ -173,6 +173,8 @@ def _comparison(
     if len(sides) < 2:
         raise head.refuse(f"two sides, not {len(sides)}, for the comparison")
     if relation == "!=":
+        if len(sides) > 2:
+            raise head.refuse(f"two sides, not {len(sides)}, as what more of them mean is not defined,")
         return _comparison(head, "=", sides, expansion, not holds)
     ascending = sides[::-1] if relation.startswith(">") else sides
     parts = [_compare(head, relation, low, high, holds) for low, high in pairwise(ascending)]

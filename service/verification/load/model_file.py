@@ -74,7 +74,8 @@ def chosen_source(model: FromOnnx, data: DataLayout) -> OnnxSource:
 def with_labels_if_asked(source: OnnxSource, property_of: PropertyOfSizes) -> OnnxSource:
     """Return the source with the labels of the file among its outputs, where the property is about as many as that.
 
-    Labels beside scores are else left out. All ranks get the same result.
+    Labels beside scores are else left out. All ranks get the same result. Raises :class:`UnsupportedModelError` if the
+    property may as well be about the file's first output, which is left out.
     """
     from service.bounds.onnx.reading import describe, parse  # noqa: PLC0415 - brings onnx
     from service.formats.onnx import LARGEST_READ, OnnxError, outline_of, unpacked, with_labels  # noqa: PLC0415 - brings onnx
@@ -83,14 +84,18 @@ def with_labels_if_asked(source: OnnxSource, property_of: PropertyOfSizes) -> On
         return source
     content = source.read()
     try:
-        has_labels = outline_of(unpacked(content, LARGEST_READ)).has_labels
+        found = outline_of(unpacked(content, LARGEST_READ))
     except OnnxError:  # the loader reports it
         return source
     try:
-        if has_labels:
+        if found.has_labels or found.rival:
             property_of(describe(parse(content)).sizes)
     except PropertyError:
+        if not found.has_labels:
+            raise
         return replace(source, name=f"{source.name} with labels", read=lambda: with_labels(source.read()))
+    if found.rival:
+        raise UnsupportedModelError(f"{found.why_unclear}; expected {found.to_be_clear}")
     return source
 
 
