@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from service.bounds.exact import exact_outputs
 from service.bounds.flat import by_instance
 from service.bounds.graph import Graph, Node, Ref
 from service.bounds.graph_module import ExecutableGraph
@@ -81,6 +84,12 @@ def _decided_by(node: Node) -> str:
 
 
 T = TypeVar("T")
+ROUNDED = 1e-12
+"""More than sums in float64 lose, as a share of the largest output."""
+MOST_ENTRIES, MOST_TERMS = 2**10, 2**14
+"""The most entries of all values, and terms of all sums, of a network whose outputs are computed without rounding where
+float64 leaves a violation in doubt: that takes some milliseconds.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,11 +225,29 @@ class ModelUnderVerification:
         elif bool(missed.any()):
             enclosed = self._bound_moved_outputs(x, outputs, specification.missed)
         else:
-            return True
+            return self._is_beyond_rounding(specification, x, outputs)
         if specification.reached(x.tolist(), enclosed):
             return True
         exact = None if bool(missed.any()) else self.engine.exact_outputs(x, self.options.deadline)
         return exact is not None and specification.reached_by(x.tolist(), exact, exact)
+
+    def _is_beyond_rounding(self, specification: Specification, x: Tensor, outputs: Tensor) -> bool:
+        """Return whether ``x`` violates the property by more than float64 loses, or else without any rounding, where
+        the network is small enough to compute that. At a step, rounding may decide all.
+        """
+        lost = (inf if has_steps(self.network.graph) else ROUNDED) * outputs.abs().amax()
+        if specification.reached(x.tolist(), Interval(outputs - lost, outputs + lost)):
+            return True
+        exact = None if self._exact_network is None else exact_outputs(self._exact_network, x, self.options.deadline, MOST_TERMS)
+        return exact is None or specification.reached_by(x.tolist(), exact, exact)
+
+    @cached_property
+    def _exact_network(self) -> Network | None:
+        """Return the network in float64, if it is here, and small."""
+        graph = self.network.graph
+        if not self.engine.is_alone or sum(node.size for node in graph.nodes) > MOST_ENTRIES:
+            return None
+        return prepare(self.float64_module, graph.input.shape)
 
     def _bound_moved_outputs(self, x: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
         """Bound the outputs ``(outputs,)`` when the input moves by ``missed``, by twice the first order."""

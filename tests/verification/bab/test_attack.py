@@ -14,9 +14,11 @@ from search_problems import model_from, specification_of_cases
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
+from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.attack import attack, attack_boxes, attack_from_many_samples
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import AttackSettings, SearchSettings
+from service.verification.bab.specification import specifications
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
@@ -146,3 +148,22 @@ def test_very_many_starts_descend_in_parts_to_the_nearest_disjuncts_first(wells:
     object.__setattr__(engine, "late", late)
     assert attack(replace(under, engine=engine), specification_of_cases([-1.0] * 2, [1.0] * 2, *cases[:2])) is None
     assert len(seen) <= 4, "a deadline is looked at between the parts"
+
+
+class Ramp(nn.Module):
+    """``1 − (3 x + 1)`` of both signs beside its own ceiling: next to 0 float64 rounds both to 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = 1 - (3 * x + 1)
+        return torch.cat([torch.relu(y) + torch.relu(-y), torch.ceil(x)], dim=1)
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_what_float64_rounds_to_a_counterexample_is_none(output: int) -> None:
+    """The network takes a threshold at an end that its interval lacks, and in it nowhere."""
+    subject, nearest = model_from(Ramp(), 1), torch.tensor([[5e-324]], dtype=torch.float64)
+    for open_lower, is_found in ((frozenset({0}), False), (frozenset[int](), True)):
+        case = Disjunct((0.0,), (1.0,), (Halfspace(((output, 1.0),), 0.0),), open_lower)
+        (specification,) = specifications(Query(1, 2, (case,)), CPU)
+        x = nearest if open_lower else 0 * nearest
+        assert (subject.first_confirmed(specification, x) is not None) is is_found
