@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from onnx_models import model, node
 
 from service.bounds.onnx import load
 from service.formats.onnx import OnnxError, outline_of, parse
@@ -19,10 +20,10 @@ def two(opset: int = 17, second: int = TensorProto.FLOAT) -> bytes:
     ]
     wanted = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])]
     nodes = [helper.make_node("MatMul", ["first", "inputs"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
-    model = helper.make_model(
+    made = helper.make_model(
         helper.make_graph(nodes, "g", given, wanted), opset_imports=[helper.make_opsetid("", opset)], ir_version=8
     )
-    content: bytes = model.SerializeToString()
+    content: bytes = made.SerializeToString()
     return content
 
 
@@ -39,3 +40,13 @@ def test_inputs_that_are_no_numbers_are_named() -> None:
     with pytest.raises(OnnxError, match="input 'inputs' is DOUBLE; expected FLOAT, as 'first' is"):
         parse(two(second=TensorProto.DOUBLE))
     assert onnx.load_from_string(two()).graph.input[1].name == "inputs"
+
+
+def test_a_float64_model_that_computes_in_float32_is_one_of_float32() -> None:
+    """Its margins for rounding must be those of float32, and a number that overflows there is no number."""
+    casts = [node("Cast", ["x"], "f", to=TensorProto.FLOAT), node("Relu", ["f"], "r")]
+    narrow = model([*casts, node("Cast", ["r"], to=TensorProto.DOUBLE)], [1, 2], kind=TensorProto.DOUBLE)
+    for content, kind in ((narrow, torch.float32), (model([node("Relu", ["x"])], [1, 2], kind=11), torch.float64)):
+        found = load(content)
+        assert found.type_of_all.dtype is kind
+        assert found(torch.tensor([[0.5, -1.0]], dtype=kind)).tolist() == [[0.5, 0.0]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -105,6 +105,38 @@ def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     del model.graph.node[:]
     model.graph.node.extend([*added, *nodes])
     return model
+
+
+def with_narrow_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with float32 inputs in place of float64 ones if it computes in float32, too: its values are then
+    no more exact than those of a model that takes float32.
+    """
+    given = [each for each in inputs_of(model) if each.type.tensor_type.elem_type == TensorProto.DOUBLE]
+    if not given or not any(map(_narrows, _nodes_of(model.graph))):
+        return model
+    added = list[onnx.NodeProto]()
+    for value in given:
+        name, value.name = value.name, _free_name(model, f"{value.name}.narrow")
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+        added.append(helper.make_node("Cast", [value.name], [name], to=TensorProto.DOUBLE))
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*added, *nodes])
+    return model
+
+
+def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes_of(inner)
+
+
+def _narrows(node: onnx.NodeProto) -> bool:
+    """Return whether a node of a float64 model may give float32."""
+    is_cast = node.op_type == "Cast" and any(each.name == "to" and each.i == TensorProto.FLOAT for each in node.attribute)
+    return is_cast or node.op_type in ("CastLike", "DequantizeLinear")
 
 
 def _within(model: onnx.ModelProto, integer: int, kind: int, source: str, target: str) -> list[onnx.NodeProto]:

@@ -28,6 +28,7 @@ from service.formats.onnx.inputs import (
     check_inputs,
     graph_input,
     lengths_of,
+    with_narrow_inputs,
     with_one_input,
     with_real_inputs,
 )
@@ -115,7 +116,7 @@ def _with_every_output(content: bytes) -> onnx.ModelProto:
         model = without_maps(inlined(model))
     except FunctionError as error:
         raise OnnxError(str(error)) from error
-    model = with_real_inputs(with_precision_told(model))
+    model = with_narrow_inputs(with_real_inputs(with_precision_told(model)))
     check_inputs(model)
     model = with_one_input(model, opset)
     batch_of_one(graph_input(model))
