@@ -56,7 +56,10 @@ def test_a_written_query_reads_as_the_same() -> None:
     ("text", "message"),
     [
         (f"{PLAIN}{BOX}(assert (<= Y[2,0] 0))", "line 6, column 9: got 'Y[2,0]', expected 2 places within [2,1]"),
-        (f"{PLAIN}{BOX}(assert (!= Y[0,0] 0 1))", "line 6, column 10: got '!=', expected two sides, not 3, as what more"),
+        (
+            f"{PLAIN}{BOX}(assert (!= Y[0,0] 0 1))",
+            "line 6, column 10: got '!=', expected two sides, not 3, as what more",
+        ),
         (f"{PLAIN}{BOX}(assert (<= 0 Y[1]))", "line 6, column 15: got 'Y[1]', expected 2 places within [2,1]"),
         (f"{PLAIN}{BOX}(assert\n (<= (+ Z[0] 1) 0))", "line 7, column 9: got 'Z[0]', expected a variable"),
         (f"{PLAIN}{BOX}(assert (<= (* Y[0,0] Y[1,0]) 0))", "line 6, column 14: got '*', expected a product"),

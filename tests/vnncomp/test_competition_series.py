@@ -53,10 +53,12 @@ def test_of_a_benchmark_in_two_versions_of_vnnlib_the_first_counts(tmp_path: Pat
     assert [(each.category, each.vnnlib) for each in instances(tmp_path / "tiny" / "1.0")] == found
 
 
-@pytest.mark.parametrize("row", ["net.onnx,p.vnnlib", "net.onnx,p.vnnlib,0", "net.onnx,p.vnnlib,long", "net.onnx,,1"])
+@pytest.mark.parametrize(
+    "row", ["net.onnx,p.vnnlib", "net.onnx,p.vnnlib,0", "net.onnx,p.vnnlib,long", "net.onnx,,1", "[('f',p.vnnlib,1"]
+)
 def test_a_row_that_is_no_instance_is_named(tmp_path: Path, row: str) -> None:
     (tmp_path / "instances.csv").write_text(f"a.onnx,a.vnnlib,1\n{row}\n")
-    with pytest.raises(BenchmarkError, match=r"instances\.csv line 2: got .* expected ONNX,VNNLIB,SECONDS"):
+    with pytest.raises(BenchmarkError, match=r"instances\.csv line 2: got .* expected (ONNX,VNNLIB,SECONDS|a network)"):
         instances(tmp_path)
 
 
@@ -71,6 +73,18 @@ def test_an_instance_has_one_key_in_the_results_of_all_tools() -> None:
     )
     nested = BenchmarkInstance("safenlp", Path(), "onnx/medical/n.onnx", "vnnlib/medical/p.vnnlib", 1.0)
     assert nested.witness_name == "medical_n_p.counterexample.gz"
+    first, other = ("[('f', 'onnx/a.onnx'), ('g', 'onnx/c.onnx')]", "[('f', './onnx/b.onnx'), ('g', './onnx/c.onnx')]")
+    assert key_of("tiny", first, "p") == ("tiny", "f=onnx/a.onnx,g=onnx/c.onnx", "p") != key_of("tiny", other, "p")
+
+
+def test_instances_that_results_could_not_tell_apart_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "instances.csv").write_text("a/n.onnx,p.vnnlib,1\n./a/n.onnx,p.vnnlib,2\n")
+    assert len(instances(tmp_path)) == 2
+    (tmp_path / "instances.csv").write_text("a/n.onnx,p.vnnlib,1\nb/n.onnx,p.vnnlib,1\n")
+    with pytest.raises(
+        BenchmarkError, match=r"as they name a/n\.onnx,p\.vnnlib of .*,n\.onnx,p\.vnnlib;"
+    ):
+        instances(tmp_path)
 
 
 def test_a_killed_run_goes_on_with_what_has_no_complete_row(tmp_path: Path) -> None:
@@ -106,6 +120,17 @@ def test_a_recorded_witness_counts_as_far_as_it_holds(tmp_path: Path) -> None:
     assert folder.recorded(every)[every[1].key].evidence is WitnessEvidence.STRICT
     (folder.root / "2025_tiny" / every[1].witness_name).unlink()
     assert folder.recorded(every)[every[1].key].evidence is WitnessEvidence.NONE
+
+
+def test_a_witness_of_a_name_that_two_instances_have_may_be_the_others(tmp_path: Path) -> None:
+    one, folder = benchmark(tmp_path / "tiny", {"met": (NEVER, 30.0)}), ResultsFolder(tmp_path / "results")
+    (one / "onnx" / "m").mkdir()
+    (one / "onnx" / "m" / "net.onnx.gz").write_bytes((one / "onnx" / "net.onnx.gz").read_bytes())
+    (one / "instances.csv").write_text("onnx/net.onnx,vnnlib/met.vnnlib,1\nonnx/m/net.onnx,vnnlib/met.vnnlib,1\n")
+    every = instances(one)
+    folder.run(every, lambda _: Decided("sat", Witness((0.0,) * 5, (200.0,) * 3)), 1, silent)
+    refuted = [folder.recorded(some)[every[0].key].evidence for some in (every[:1], every)]
+    assert refuted == [WitnessEvidence.REFUTED, WitnessEvidence.NONE]
 
 
 def test_results_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ class BenchmarkInstance:
         return {name: self.folder / path for name, path in networks_in(self.onnx).items()}
 
     @property
+    def files(self) -> tuple[dict[str | None, Path], Path]:
+        return self.networks, self.folder / self.vnnlib
+
+    @property
     def key(self) -> tuple[str, str, str]:
         return key_of(self.category, self.onnx, self.vnnlib)
 
@@ -83,9 +87,18 @@ def networks_in(cell: str) -> dict[str | None, str]:
 
 def key_of(category: str, onnx: str, vnnlib: str) -> tuple[str, str, str]:
     """Return what names an instance in results of any tool, wherever its files lay: a category without its year, and
-    the paths of both files from the folders ``onnx`` and ``vnnlib`` on.
+    the paths of all files from the folders ``onnx`` and ``vnnlib`` on.
     """
-    return _YEAR.sub("", category, count=1), _inner(onnx, "onnx"), _inner(vnnlib, "vnnlib")
+    return _YEAR.sub("", category, count=1), _networks_inner(onnx), _inner(vnnlib, "vnnlib")
+
+
+def _networks_inner(cell: str) -> str:
+    try:
+        found = networks_in(cell)
+    except BenchmarkError:  # another tool's spelling, which names no instance
+        return cell
+    parts = ((name, _inner(path, "onnx")) for name, path in found.items())
+    return ",".join(path if name is None else f"{name}={path}" for name, path in parts)
 
 
 def _inner(path: str, folder: str) -> str:
@@ -99,12 +112,22 @@ def instances(folder: Path) -> list[BenchmarkInstance]:
     :class:`BenchmarkError`.
 
     A benchmark may have a folder for each version of VNN-LIB, with the same instances: its first version counts.
+    Results could not tell instances of one key apart: these are refused, too.
     """
     lists = sorted(folder.rglob(INSTANCES))
     lists = list({_category(path.parent, folder): path for path in reversed(lists)}.values())[::-1]
     if not lists:
         raise BenchmarkError(f"{folder} has no {INSTANCES}, and no folder in it has one")
-    return [instance for path in lists for instance in _rows(path, _category(path.parent, folder))]
+    found = [instance for path in lists for instance in _rows(path, _category(path.parent, folder))]
+    known = dict[tuple[str, str, str], BenchmarkInstance]()
+    for each in found:
+        if (other := known.setdefault(each.key, each)).files != each.files:
+            raise BenchmarkError(
+                f"{each.folder / INSTANCES}: results name {each.onnx},{each.vnnlib} as they name "
+                f"{other.onnx},{other.vnnlib} of {other.folder}: {','.join(each.key)}; expected other names, or "
+                "folders onnx and vnnlib around the files"
+            )
+    return found
 
 
 def _category(home: Path, folder: Path) -> str:
@@ -119,6 +142,10 @@ def _rows(path: Path, category: str) -> Iterator[BenchmarkInstance]:
         limit = _seconds(cells[2]) if len(cells) == 3 else None
         if limit is None or not all(cells):
             raise BenchmarkError(f"{path} line {line}: got {','.join(row)[:200]!r}, expected ONNX,VNNLIB,SECONDS")
+        try:
+            networks_in(cells[0])
+        except BenchmarkError as error:
+            raise BenchmarkError(f"{path} line {line}: {error}") from error
         yield BenchmarkInstance(category, path.parent, cells[0], cells[1], limit)
 
 

@@ -11,6 +11,7 @@ import gzip
 import io
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -50,12 +51,18 @@ class ResultsFolder:
             yield key_of(*row[:3]), row
 
     def recorded(self, every: Sequence[BenchmarkInstance]) -> dict[Key, ToolResult]:
-        """Return the results for these instances; the witness of each ``sat`` is replayed, if it is there."""
+        """Return the results for these instances; the witness of each ``sat`` is replayed, if it is there. Where
+        several instances have one name for it, one that does not hold may be another's.
+        """
         known, found = {each.key: each for each in every}, {}
+        named = Counter((each.category, each.witness_name) for each in known.values())
         for key, row in self.rows():
             if key in known:
                 verdict = verdict_of(row[4])
                 evidence = self._evidence(row[0], known[key]) if verdict == "sat" else WitnessEvidence.NONE
+                is_shared = named[known[key].category, known[key].witness_name] > 1
+                if evidence is WitnessEvidence.REFUTED and is_shared:
+                    evidence = WitnessEvidence.NONE
                 found[key] = ToolResult(verdict, _number(row[5]), evidence, row[6] if len(row) > 6 else "")
         return found
 

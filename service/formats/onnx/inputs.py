@@ -135,7 +135,9 @@ def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 def _narrows(node: onnx.NodeProto) -> bool:
     """Return whether a node of a float64 model may give float32."""
-    is_cast = node.op_type == "Cast" and any(each.name == "to" and each.i == TensorProto.FLOAT for each in node.attribute)
+    is_cast = node.op_type == "Cast" and any(
+        each.name == "to" and each.i == TensorProto.FLOAT for each in node.attribute
+    )
     return is_cast or node.op_type in ("CastLike", "DequantizeLinear")
 
 

@@ -74,7 +74,7 @@ def _show(model: onnx.ModelProto, values: Sequence[tuple[str, onnx.TypeProto]]) 
 
 
 def _check_alike(name: str, model: onnx.ModelProto, other: str, another: onnx.ModelProto) -> None:
-    """Check that two networks can be in one file: by the versions of their operators, and by the type of their inputs."""
+    """Check that two networks can be in one file: by versions of operators, and by the type of their inputs."""
     if opset_of(model) != opset_of(another):
         opsets = f"{opset_of(model)} and {opset_of(another)}"
         raise OnnxError(f"networks {name} and {other} are of ONNX opsets {opsets}, expected one opset for both")

@@ -93,8 +93,8 @@ def entries_of_outputs(model: onnx.ModelProto) -> int | None:
 
 
 def rival_of(model: onnx.ModelProto, given: Sequence[onnx.ValueInfoProto]) -> str:
-    """Return the name of the first of the ``given`` outputs if the model has it no more, and it may have as many entries
-    as those that are left; empty otherwise.
+    """Return the name of the first of the ``given`` outputs if the model has it no more, and it may have as many
+    entries as those that are left; empty otherwise.
     """
     first, left = given[0], {output.name for output in model.graph.output}
     if first.name in left or _is_text(first) or first.name in texts_in(model):
@@ -112,7 +112,7 @@ def _inferred(model: onnx.ModelProto, outputs: Iterable[onnx.ValueInfoProto]) ->
     asked.graph.output.extend(helper.make_empty_tensor_value_info(output.name) for output in outputs)
     try:
         return entries_of_outputs(shape_inference.infer_shapes(asked))
-    except Exception:  # noqa: BLE001 - onnx raises types of its own, one for each kind of fault; a run refuses the file
+    except Exception:  # onnx raises types of its own, one for each kind of fault; a run refuses the file
         return None
 
 

@@ -238,7 +238,11 @@ class ModelUnderVerification:
         lost = (inf if has_steps(self.network.graph) else ROUNDED) * outputs.abs().amax()
         if specification.reached(x.tolist(), Interval(outputs - lost, outputs + lost)):
             return True
-        exact = None if self._exact_network is None else exact_outputs(self._exact_network, x, self.options.deadline, MOST_TERMS)
+        exact = (
+            None
+            if self._exact_network is None
+            else exact_outputs(self._exact_network, x, self.options.deadline, MOST_TERMS)
+        )
         return exact is None or specification.reached_by(x.tolist(), exact, exact)
 
     @cached_property
