@@ -81,9 +81,7 @@ def test_instances_that_results_could_not_tell_apart_are_refused(tmp_path: Path)
     (tmp_path / "instances.csv").write_text("a/n.onnx,p.vnnlib,1\n./a/n.onnx,p.vnnlib,2\n")
     assert len(instances(tmp_path)) == 2
     (tmp_path / "instances.csv").write_text("a/n.onnx,p.vnnlib,1\nb/n.onnx,p.vnnlib,1\n")
-    with pytest.raises(
-        BenchmarkError, match=r"as they name a/n\.onnx,p\.vnnlib of .*,n\.onnx,p\.vnnlib;"
-    ):
+    with pytest.raises(BenchmarkError, match=r"as they name a/n\.onnx,p\.vnnlib of .*,n\.onnx,p\.vnnlib;"):
         instances(tmp_path)
 
 

@@ -23,7 +23,7 @@ from service.formats.onnx import FLOATS, graph_input, opset_of, precision_of
 NODES, CONSTANTS, ABOUT = "nodes.onnx", "constants.safetensors", "about.json"
 EXACT, FLOAT = "exact.", "float."
 """Prefixes of constants stored as the file has them, and of those converted to the floating-point type of bounds."""
-VERSION = 3
+VERSION = 4
 """The form of the files."""
 NUMPY: Mapping[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}
 
