@@ -70,6 +70,8 @@ class Watch(RecordingReporter):
         print(f"[{time.monotonic() - self.began:7.1f}] {line}", flush=True)
 
     def progress(self, done: int, total: int, unit: str, **finer: Any) -> None:
+        if self.is_ended:  # smaller batches are not tried
+            raise StoppedError
         now = time.monotonic() - self.began
         share, left_s = finer.get("share"), finer.get("left_s")
         if share is not None and left_s is not None:
