@@ -72,3 +72,14 @@ def test_a_first_output_that_is_left_out_must_not_be_as_long_as_the_rest() -> No
         assert outline_of(classifier([*SCORES, largest], LABEL, most)).rival == "label"
         assert outline_of(classifier([*SCORES, largest], most, LABEL)).rival == ""
     assert outline_of(classifier(SCORES, LABEL, TENSOR)).rival == ""
+
+
+def test_a_label_before_scores_of_unknown_length_is_no_rival_of_several() -> None:
+    """As converters write a linear classifier."""
+    domain = "ai.onnx.ml"
+    weights = {"coefficients": [1.0] * 9, "intercepts": [0.0] * 3, "classlabels_ints": [0, 1, 2]}
+    linear = helper.make_node("LinearClassifier", ["x"], ["label", "scaled"], domain=domain, **weights)
+    normed = helper.make_node("Normalizer", ["scaled"], ["scores"], domain=domain, norm="L1")
+    label = helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"])
+    outline = outline_of(classifier([linear, normed, ZIPPED], label, MAP))
+    assert (outline.outputs, outline.is_unclear(3), outline.is_unclear(1)) == (None, False, True)

@@ -58,7 +58,7 @@ class Outline:
     ``outputs`` is ``None`` if only a run tells. ``names`` are those of the outputs, and ``instead`` values that can
     be bounded, on which such nodes depend. With ``has_labels``, some outputs that can be bounded are left out as
     labels; ``every`` counts the entries of all outputs. ``rival`` is the file's first output if it is left out and, as
-    far as is known, as long as those that are not: which of them a query means cannot be told from its numbers.
+    far as is known, as long as those that are not, ``rival_entries`` if its own length is.
     ``shape`` is that of the input at a batch of one, if more than one of its axes is longer than 1.
     """
 
@@ -70,7 +70,12 @@ class Outline:
     has_labels: bool = False
     every: int | None = None
     rival: str = ""
+    rival_entries: int | None = None
     shape: tuple[int, ...] | None = None
+
+    def is_unclear(self, outputs: int) -> bool:
+        """Return whether a query with so many outputs may be about the rival, or about the outputs that are left."""
+        return bool(self.rival) and self.outputs in (None, outputs) and self.rival_entries in (None, outputs)
 
     @property
     def why_unclear(self) -> str:
@@ -171,6 +176,6 @@ def outline_of(content: bytes) -> Outline:
         bounded_before([each for each in working if each[0] not in bounded], found, bounded),
         are_bounded and len(model.graph.output) < count,
         every,
-        rival_of(model, given),
+        *rival_of(model, given),
         shape if sum(length > 1 for length in shape) > 1 else None,
     )

@@ -92,17 +92,17 @@ def entries_of_outputs(model: onnx.ModelProto) -> int | None:
     return sum(known) if len(known) == len(outputs) else None
 
 
-def rival_of(model: onnx.ModelProto, given: Sequence[onnx.ValueInfoProto]) -> str:
+def rival_of(model: onnx.ModelProto, given: Sequence[onnx.ValueInfoProto]) -> tuple[str, int | None]:
     """Return the name of the first of the ``given`` outputs if the model has it no more, and it may have as many
-    entries as those that are left; empty otherwise.
+    entries as those that are left, and how many, if that is known; an empty name otherwise.
     """
     first, left = given[0], {output.name for output in model.graph.output}
     if first.name in left or _is_text(first) or first.name in texts_in(model):
-        return ""
+        return "", None
     own, others = _entries(first), entries_of_outputs(model)
     if own is None or others is None:
         own, others = _inferred(model, [first]), _inferred(model, model.graph.output)
-    return first.name if None in (own, others) or own == others else ""
+    return (first.name, own) if None in (own, others) or own == others else ("", None)
 
 
 def _inferred(model: onnx.ModelProto, outputs: Iterable[onnx.ValueInfoProto]) -> int | None:

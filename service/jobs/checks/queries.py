@@ -155,7 +155,7 @@ def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
     if not query.disjuncts:
         yield "no input satisfies its bounds on inputs, so there is nothing to verify", "a box with an input in it"
     if model is None or (query.inputs == model.inputs and _is_about(query.outputs, model)):
-        if model is not None and model.rival and model.outputs in (None, query.outputs):
+        if model is not None and model.is_unclear(query.outputs):
             yield model.why_unclear, model.to_be_clear
         return
     outputs = "" if model.outputs is None else f" and gives {model.outputs}"

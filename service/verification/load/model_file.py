@@ -87,14 +87,16 @@ def with_labels_if_asked(source: OnnxSource, property_of: PropertyOfSizes) -> On
         found = outline_of(unpacked(content, LARGEST_READ))
     except OnnxError:  # the loader reports it
         return source
+    sizes = 0, 0
     try:
         if found.has_labels or found.rival:
-            property_of(describe(parse(content)).sizes)
+            sizes = describe(parse(content)).sizes
+            property_of(sizes)
     except PropertyError:
         if not found.has_labels:
             raise
         return replace(source, name=f"{source.name} with labels", read=lambda: with_labels(source.read()))
-    if found.rival:
+    if found.is_unclear(sizes[1]):
         raise UnsupportedModelError(f"{found.why_unclear}; expected {found.to_be_clear}")
     return source
 
