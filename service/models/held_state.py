@@ -7,11 +7,11 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,20 +22,33 @@ from service.parallel.tensor.placement import state_buffers
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
-_NOTHING = ("a value", repr(None))
-_UNKNOWN = ("something else",)
-_OF_OTHERS = {"torch", "service"}
+_NUMBERS = (int, float, complex, np.number)
+_OF_OTHERS = {"torch", "service", "builtins", "abc", "typing"}
 """Packages whose objects are not looked into."""
-Form = tuple[Any, ...]
-"""What is compared of a value: what it is, and its text or a digest."""
+_DEEPEST = 32
+"""How deep objects within objects are looked into."""
+
+
+class Form(NamedTuple):
+    """What is compared of a value: what it is, and its text or a digest."""
+
+    what: str
+    held: str
+
+    @property
+    def fits_a_buffer(self) -> bool:
+        return self.what in ("a tensor", "a number", "an array")
+
+
+_NOTHING, _UNKNOWN = Form("a value", repr(None)), Form("something else", "")
 
 
 class HeldState:
     """What the modules of ``model`` keep beside its state dict, as their constructors left it.
 
     Numbers, texts, arrays and tensors in their attributes, also within collections and objects of their own packages,
-    must stay as they are. What a forward sets first, such as a size or a table, must stay from then on. ``kind`` names
-    the model in errors.
+    must stay as they are. What a forward sets first, such as a size or an entry of a table, must stay from then on.
+    ``kind`` names the model in errors.
     """
 
     def __init__(self, model: nn.Module, kind: str = "") -> None:
@@ -48,8 +61,9 @@ class HeldState:
             if self._first.get(name, _NOTHING) == _NOTHING:
                 self._first[name] = form
             elif form != self._first[name]:
-                what = f"{form[0]} that forward changes, which checkpoints do not hold"
-                raise lost(self._kind, name, f"{what}; register_buffer makes it one that they hold")
+                advice = "; register_buffer makes it one that they hold" if form.fits_a_buffer else ""
+                what = f"{form.what} that forward changes, which checkpoints do not hold{advice}"
+                raise lost(self._kind, name, f"{what}; what is only looked at may be None again when forward returns")
 
     def _forms(self) -> Iterator[tuple[str, Form]]:
         known = {id(value) for value in self._model.parameters()}
@@ -57,7 +71,7 @@ class HeldState:
         looks = _Looks(_packages(self._model))
         for name, value in (*self._model.named_buffers(), *attributes(self._model)):
             if id(value) not in known:
-                yield name, looks.form(value, {})
+                yield from looks.forms(name, value)
 
 
 @dataclass(frozen=True)
@@ -66,40 +80,51 @@ class _Looks:
 
     packages: frozenset[str]
 
-    def held(self, value: object) -> list[Any] | None:
-        """Return what a value holds; ``None`` for what is not looked into."""
+    def entries(self, value: object) -> dict[str, Any] | None:
+        """Return the entries of a table or of an object by what follows its name; ``None`` for anything else."""
         if isinstance(value, dict):
-            return [*value.keys(), *value.values()]
-        if isinstance(value, list | tuple | deque):
-            return list(value)
-        if isinstance(value, set | frozenset):
-            return sorted(value, key=repr)
+            return {f"[{key!r}]": each for key, each in value.items()}
         if isinstance(value, nn.Module | Tensor | type) or not hasattr(value, "__dict__"):
             return None
-        is_own = isinstance(value, SimpleNamespace) or _package(value) in self.packages
-        return [*vars(value).keys(), *vars(value).values()] if is_own else None
+        is_own = isinstance(value, SimpleNamespace) or _package(type(value)) in self.packages
+        return {f".{key}": each for key, each in vars(value).items()} if is_own else None
 
-    def within(self, value: object, seen: set[int]) -> Iterator[Any]:
-        """Yield a value and what it holds, at any depth."""
-        yield value
-        if id(value) not in seen:
-            seen.add(id(value))
-            for each in self.held(value) or ():
-                yield from self.within(each, seen)
+    def within(self, name: str, value: object, seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
+        """Yield what lies in a value, at any depth, by name; tables and objects by their entries."""
+        entries = self.entries(value)
+        if entries is None or id(value) in seen or len(seen) > _DEEPEST:
+            yield name, value
+            return
+        for key, each in entries.items():
+            yield from self.within(name + key, each, seen | {id(value)})
 
-    def form(self, value: object, seen: dict[int, int]) -> Form:
-        """Return what is compared of a value."""
+    def forms(self, name: str, value: object) -> Iterator[tuple[str, Form]]:
+        yield from ((leaf, self._form(each)) for leaf, each in self.within(name, value))
+
+    def _form(self, value: object, depth: int = 0) -> Form:
         if isinstance(value, Tensor):
-            return ("a tensor", digest(value)) if type(value) is Tensor and not value.is_meta else _UNKNOWN
+            is_plain = type(value) is Tensor and value.layout == torch.strided and not value.is_nested
+            return Form("a tensor", digest(value)) if is_plain and not value.is_meta else _UNKNOWN
         if isinstance(value, np.ndarray):
-            return "an array", value.shape, str(value.dtype), hashlib.sha256(value.tobytes()).hexdigest()
+            if isinstance(value, np.memmap) or value.dtype.hasobject:
+                return _UNKNOWN
+            held = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
+            return Form("an array", f"{value.shape} {value.dtype} {held}")
         if isinstance(value, _PLAIN):
-            return "a number" if isinstance(value, int | float | complex | np.number) else "a value", repr(value)
-        if id(value) in seen:
-            return "a value", seen[id(value)]
-        seen[id(value)] = len(seen)
-        held = self.held(value)
-        return _UNKNOWN if held is None else ("a collection", *(self.form(each, seen) for each in held))
+            return Form("a number" if isinstance(value, _NUMBERS) else "a value", repr(value))
+        if not isinstance(value, list | tuple | deque | set | frozenset) or depth > _DEEPEST:
+            return _UNKNOWN
+        return Form("a collection", self._digest_of_all(value, depth))
+
+    def _digest_of_all(self, values: Collection[Any], depth: int) -> str:
+        ordered = sorted(values, key=repr) if isinstance(values, set | frozenset) else list(values)
+        if all(isinstance(each, _PLAIN) for each in ordered):
+            return hashlib.sha256(repr(ordered).encode()).hexdigest()
+        held = hashlib.sha256()
+        for place, each in enumerate(ordered):
+            for name, leaf in self.within(str(place), each):
+                held.update(f"{name} {self._form(leaf, depth + 1)}".encode())
+        return held.hexdigest()
 
 
 def check_attributes(network: nn.Module) -> None:
@@ -111,21 +136,28 @@ def check_attributes(network: nn.Module) -> None:
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise ValueError(f"{name or kind} has get_extra_state: checkpoints hold tensors alone")
     for name, value in attributes(network):
-        for each in looks.within(value, set()):
-            for kinds, what in ((_GENERATORS, "a generator of random numbers"), (Iterator, "an iterator")):
-                if isinstance(each, kinds):
-                    raise lost(kind, name, f"{what}, which a resumed run would begin anew")
+        for leaf, each in looks.within(name, value):
+            for one in each if isinstance(each, list | tuple) else (each,):
+                if isinstance(one, _GENERATORS):
+                    raise lost(kind, leaf, "a generator of random numbers, which a resumed run would begin anew")
+                if isinstance(one, Iterator):
+                    raise lost(kind, leaf, "an iterator, which a resumed run would begin anew; make it in forward")
 
 
 @contextmanager
 def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Leave each part of the modules in training or in evaluation mode as it was: some may always be in evaluation."""
-    parts = [part for module in modules for part in module.modules()]
-    were = [part.training for part in parts]
+    """Leave each part of the modules in training or in evaluation mode as it was: some may always be in evaluation. A
+    ``train`` of their own is called, which may do more than set the mode.
+    """
+    roots = list(modules)
+    were = [(part, part.training) for module in roots for part in module.modules()]
+    modes = [module.training for module in roots]
     try:
         yield
     finally:
-        for part, was in zip(parts, were, strict=True):
+        for module, mode in zip(roots, modes, strict=True):
+            module.train(mode)
+        for part, was in were:
             part.training = was
 
 
@@ -147,7 +179,7 @@ def attributes(network: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def digest(value: Tensor) -> str:
     """Return a digest of a tensor's type, shape and bits."""
-    bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    bits = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode() + bits.numpy().tobytes()).hexdigest()
 
 
@@ -156,8 +188,10 @@ def lost(kind: str, name: str, what: str) -> ValueError:
 
 
 def _packages(model: nn.Module) -> frozenset[str]:
-    return frozenset(map(_package, model.modules())) - _OF_OTHERS
+    """Return the packages of the modules' own classes, of which sharding and recomputation make classes of theirs."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    return frozenset(map(_package, kinds)) - _OF_OTHERS
 
 
-def _package(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]

@@ -124,17 +124,28 @@ def check_planned(model: nn.Module) -> None:
 
 def check_ties(model: nn.Module, *, is_cut: bool) -> None:
     """Raise ``ValueError`` for a parameter of a planned model in two places, which ``tied`` does not name: each would
-    get weights of its own. A module in two places is one, unless a pipeline cuts the model between them.
+    get weights of its own. A module in two places is one, unless a pipeline may cut the model between them.
     """
-    first: dict[int, str] = {}
-    for prefix, module in model.named_modules(remove_duplicate=not is_cut):
+    first: dict[int, tuple[str, nn.Module]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf, parameter in module.named_parameters(prefix, recurse=False):
-            if leaf in tied_names(model) or (known := first.setdefault(id(parameter), leaf)) == leaf:
+            known, owner = first.setdefault(id(parameter), (leaf, module))
+            is_one = owner is module and (not is_cut or _unit(known) == _unit(leaf))
+            if is_one or leaf in tied_names(model):
                 continue
+            ends = getattr(model, "before_blocks", ()), getattr(model, "after_blocks", ())
+            can_tie = not is_cut or (_unit(known) in ends[0] and _unit(leaf) in ends[1])
+            tied = f"expected tied = {{{leaf!r}: {known!r}}} as an attribute, which makes them one"
             raise ValueError(
                 f"{type(model).__name__} has one parameter as {known!r} and as {leaf!r}, each of which would get "
-                f"weights of its own; expected tied = {{{leaf!r}: {known!r}}} as an attribute, which makes them one"
+                f"weights of its own; {tied if can_tie else 'only the ends of a pipeline can share one'}"
             )
+
+
+def _unit(name: str) -> str:
+    """Return the part of a chain, which no pipeline cuts, in which a parameter is."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "blocks" else parts[0]
 
 
 def _constants(network: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -75,13 +75,13 @@ class Loop(BaseLoop):
 
     def _check_held(self) -> None:
         """Raise ``ValueError`` for what a step has changed and checkpoints do not hold, and :class:`DisagreementError`
-        for a buffer of a model in one piece that is not the same on all ranks, which all call it.
+        for a buffer of a plain module that is not the same on all ranks, which all call it.
         """
         for each in self.held:
             each.check()
-        buffers = dict(state_buffers(self.training.stages[0])) if self.training.mesh.pp.size == 1 else {}
-        if buffers:
-            agree({f"the buffer {name!r}": digest(value) for name, value in buffers.items()})
+        for stage in self.training.stages.values():
+            if isinstance(stage, PlainModel):
+                agree({f"the buffer {name!r}": digest(value) for name, value in state_buffers(stage)})
 
     def measure(self) -> dict[str, float]:
         """Return the metrics over the test split."""

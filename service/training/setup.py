@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,11 +17,13 @@ from service.models import Model, Weights, build, data, load_into
 from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignore, without_ignored
 from service.models.parallelize import ModelRecipe, gate_fingerprints, keep_when_compiled, parallelize
+from service.models.plain import PlainModel
 from service.models.randomness import seed_all
 from service.models.reference import resolve
 from service.objectives import Objective, ObjectiveContext, objective_for
 from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree
+from service.parallel.fsdp import is_static
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
 from service.parallel.pipeline.stage import Part
@@ -147,10 +149,8 @@ def assemble(
     if not objective.ignores:
         dataset = without_ignored(dataset, f"objective.name={spec.objective.name!r}")
     stages = _build_stages(spec, device, mesh, inputs, objective=objective, owners=owners)
-    checkpoint = spec.activation_checkpoint
-    if inputs.compile_modes and checkpoint != "none" and any(map(keep_when_compiled, stages.values())):
-        kept = "blocks that hold buffers, such as running statistics, keep their activations where they are compiled"
-        context.report.log(f"activation_checkpoint={checkpoint!r}: {kept}")
+    for line in _costs(spec, inputs, stages.values()):
+        context.report.log(line)
     boundary = StepBoundary({f"stage {number}": stage for number, stage in stages.items()})
     shares = SharesOfLabels(mesh.dp.group) if may_ignore(dataset.train) else SharesOfSamples(spec.batch.global_)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule, shares=shares)
@@ -179,6 +179,19 @@ def assemble(
         parameters=sum(parameter.numel() for parameter in whole.parameters()),
         origin={"parallel": spec.parallel.model_dump(), "data_sha256": dataset.sha256, "labels_sha256": inputs.labels},
     )
+
+
+def _costs(spec: TrainSpec, inputs: TrainingInputs, stages: Iterable[nn.Module]) -> Iterator[str]:
+    """Yield what a reader of the spec may not expect of the memory that the stages take."""
+    stages = list(stages)
+    checkpoint = spec.activation_checkpoint
+    if inputs.compile_modes and checkpoint != "none" and any(map(keep_when_compiled, stages)):
+        kept = "blocks that hold buffers, such as running statistics, keep their activations where they are compiled"
+        yield f"activation_checkpoint={checkpoint!r}: {kept}"
+    chains = [stage for stage in stages if not (is_static(stage) or isinstance(stage, PlainModel))]
+    if chains and inputs.recipe.is_sharded:
+        gathered = "its blocks are gathered together, as it does not say is_static = True"
+        yield f"parallel.dp_shard={spec.parallel.dp_shard}: {type(chains[0]).__name__.removeprefix('FSDP')}: {gathered}"
 
 
 def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:

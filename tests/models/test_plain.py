@@ -123,7 +123,7 @@ def having(name: str, make: Callable[[], Any]) -> Callable[[], nn.Module]:
         (having("noise", lambda: torch.randn(3)), "'0.noise' of Sequential is a tensor that its constructor draws"),
         (having("masks", lambda: [torch.ones(3)]), "'0.masks' of Sequential is a collection of tensors"),
         (having("draws", torch.Generator), "'0.draws' of Sequential is a generator of random numbers"),
-        (having("draws", lambda: {"all": [torch.Generator()]}), "'0.draws' of Sequential is a generator of random"),
+        (having("draws", lambda: {"all": [torch.Generator()]}), r".0\.draws\['all'\]. of Sequential is a generator"),
         (having("count", itertools.count), "'0.count' of Sequential is an iterator, which a resumed run would begin"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -112,7 +112,7 @@ def with_narrow_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     no more exact than those of a model that takes float32.
     """
     given = [each for each in inputs_of(model) if each.type.tensor_type.elem_type == TensorProto.DOUBLE]
-    if not given or not any(map(_narrows, _nodes_of(model.graph))):
+    if not given or not _computes_in_float32(model.graph):
         return model
     added = list[onnx.NodeProto]()
     for value in given:
@@ -125,6 +125,27 @@ def with_narrow_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def _computes_in_float32(graph: onnx.GraphProto) -> bool:
+    """Return whether a float64 graph computes an output that is no label from float32 values. An output that is only
+    itself given in float32 is computed in float64.
+    """
+    wanted = {each.name for each in graph.output if each.type.tensor_type.elem_type in _WITH_FRACTIONS}
+    wide = {each.name for each in graph.initializer if each.data_type == TensorProto.DOUBLE}
+    last = {each.name for each in graph.output}
+    for node in reversed(graph.node):
+        if wanted.isdisjoint(node.output):
+            continue
+        inner = [each for attribute in node.attribute for each in (attribute.g, *attribute.graphs)]
+        inside = [one for each in inner for one in _nodes_of(each)]
+        if last.isdisjoint(node.output) and any(_narrows(each, wide) for each in (node, *inside)):
+            return True
+        wanted.update(node.input, *(each.input for each in inside))
+    return False
+
+
+_WITH_FRACTIONS = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE)
+
+
 def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
@@ -133,12 +154,11 @@ def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes_of(inner)
 
 
-def _narrows(node: onnx.NodeProto) -> bool:
-    """Return whether a node of a float64 model may give float32."""
-    is_cast = node.op_type == "Cast" and any(
-        each.name == "to" and each.i == TensorProto.FLOAT for each in node.attribute
-    )
-    return is_cast or node.op_type in ("CastLike", "DequantizeLinear")
+def _narrows(node: onnx.NodeProto, wide: Collection[str]) -> bool:
+    """Return whether a node of a float64 model may give float32; ``wide`` are constants of float64."""
+    if node.op_type == "Cast":
+        return any(each.name == "to" and each.i == TensorProto.FLOAT for each in node.attribute)
+    return node.op_type == "DequantizeLinear" or (node.op_type == "CastLike" and node.input[1] not in wide)
 
 
 def _within(model: onnx.ModelProto, integer: int, kind: int, source: str, target: str) -> list[onnx.NodeProto]:

@@ -108,9 +108,8 @@ def _sees_ahead(network: Any, vocabulary: int, sequence: int) -> bool:
     """Return whether another last token changes logits at the places before it; false on the meta device, and where the
     model takes no few tokens.
     """
-    ids = (
-        (vocabulary - 1 - torch.arange(min(sequence, _FEW))).remainder(vocabulary).unsqueeze(0)
-    )  # the first may be padding
+    # Counted from the last, as the first tokens of a vocabulary may be padding.
+    ids = (vocabulary - 1 - torch.arange(min(sequence, _FEW))).remainder(vocabulary).unsqueeze(0)
     other = ids.clone()
     other[0, -1] = (ids[0, -1] + 1 + vocabulary // 2) % vocabulary
     if ids.shape[1] < 2 or any(value.is_meta for value in network.parameters()):

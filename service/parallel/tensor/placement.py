@@ -84,7 +84,8 @@ def _listed(model: nn.Module) -> Iterator[tuple[int, str]]:
         if getattr_static(type(module), "__setattr__") is vars(nn.Module)["__setattr__"]:
             for name, value in vars(module).items():
                 if name != "_parameters":
-                    yield from ((id(each), f"{prefix}.{name}") for each in _parameters_in(value))
+                    place = f"{prefix}.{name}" if prefix else name
+                    yield from ((id(each), place) for each in _parameters_in(value))
 
 
 def _parameters_in(value: object) -> Iterator[nn.Parameter]:

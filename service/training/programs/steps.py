@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from service.jobs.spec.compile import Phase
 from service.models.program import Step, Steps
 from service.models.randomness import drawn
-from service.training.programs.failures import LackingError
 from service.training.programs.setup import FIRST, PreparedProgram, takes
 
 
@@ -15,11 +15,10 @@ class ProgramSteps:
     """Runs the steps of one phase that follow ``done`` others; ``given`` are further arguments of the program's.
 
     Raises ``ProgramError`` for a step that raises, does not begin at the boundary, or has results of a shape that no
-    step of the program's period had; :class:`LackingError` for one that draws before it begins, if the program is to go
-    on from any step.
+    step of the program's period had.
 
     A step is seeded where it begins. What comes before the first one, such as an order of samples, is seeded alike in
-    every attempt.
+    every attempt; draws between two steps are told, as the first step after a resumption has others.
     """
 
     def __init__(self, ready: PreparedProgram, phase: Phase, done: int, **given: Any) -> None:
@@ -46,24 +45,23 @@ class ProgramSteps:
         return step
 
     def _seed(self, done: int) -> None:
-        ready, phase = self._ready, self._phase
-        self._begun += 1
+        ready, self._begun = self._ready, self._begun + 1
         if self._begun == 1:
-            ready.seed(f"{phase} begins", 0)
-            ready.boundary.on_begin = lambda: ready.seed(phase, done)
-            return
-        ready.seed(phase, done)
-        if self._begun == 2 and self._goes_on:  # the first may have drawn for all
-            self._seeded = drawn(ready.device)
-            ready.boundary.on_begin = self._check_draws
+            ready.seed(f"{self._phase} begins", 0)
+        else:
+            ready.seed(self._phase, done)
+        self._seeded = drawn(ready.device) if self._begun == 2 and self._goes_on else ""
+        ready.boundary.on_begin = partial(self._begin, done)
 
-    def _check_draws(self) -> None:
-        if drawn(self._ready.device) != self._seeded:
-            raise LackingError(
-                f"program {self._ready.config.name!r}, {self._phase}: it draws random numbers before "
-                "boundary.step_boundary(), where a step begins, so what it draws would be other numbers after a "
-                "resumption; expected the boundary first"
+    def _begin(self, done: int) -> None:
+        """Seed the step that begins. The first one of an attempt may have drawn for all, so the second one tells."""
+        ready = self._ready
+        if self._seeded and drawn(ready.device) != self._seeded:
+            ready.context.report.log(
+                f"program {ready.config.name!r}, {self._phase}: it, or a thread of it, draws random numbers before "
+                "boundary.step_boundary(); those of the first step after a resumption are others"
             )
+        ready.seed(self._phase, done)
 
     def _check_shapes(self, step: Step, doing: str) -> None:
         found = {f"output {name!r}": tuple(value.shape) for name, value in step.outputs.items()}

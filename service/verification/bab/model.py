@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from service.bounds.exact import exact_outputs
+from service.bounds.exact import exact_values
 from service.bounds.flat import by_instance
 from service.bounds.graph import Graph, Node, Ref
 from service.bounds.graph_module import ExecutableGraph
@@ -26,6 +27,7 @@ from service.bounds.memory import MemoryBudget, MemoryShortageError, in_parts, m
 from service.bounds.methods import BoundOptions
 from service.bounds.network import Network, prepare
 from service.bounds.operators import STEPPED
+from service.bounds.progress import OutOfTimeError
 from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
 from service.verification.bab.settings import SearchSettings
@@ -86,9 +88,9 @@ def _decided_by(node: Node) -> str:
 T = TypeVar("T")
 ROUNDED = 1e-12
 """More than sums in float64 lose, as a share of the largest output."""
-MOST_ENTRIES, MOST_TERMS = 2**10, 2**14
+MOST_ENTRIES, MOST_TERMS = 2**10, 2**11
 """The most entries of all values, and terms of all sums, of a network whose outputs are computed without rounding where
-float64 leaves a violation in doubt: that takes some milliseconds.
+float64 leaves a violation in doubt: that takes some ten milliseconds.
 """
 
 
@@ -238,11 +240,13 @@ class ModelUnderVerification:
         lost = (inf if has_steps(self.network.graph) else ROUNDED) * outputs.abs().amax()
         if specification.reached(x.tolist(), Interval(outputs - lost, outputs + lost)):
             return True
-        exact = (
-            None
-            if self._exact_network is None
-            else exact_outputs(self._exact_network, x, self.options.deadline, MOST_TERMS)
-        )
+        if self._exact_network is None:
+            return True
+        given = [Fraction(each) for each in x.tolist()]
+        try:
+            exact = exact_values(self._exact_network, given, x, MOST_TERMS, self.options.deadline)
+        except OutOfTimeError:
+            return False
         return exact is None or specification.reached_by(x.tolist(), exact, exact)
 
     @cached_property
