@@ -29,7 +29,7 @@ _DEEPEST = 32
 """How deep objects within objects are looked into."""
 
 
-class Form(NamedTuple):
+class HeldForm(NamedTuple):
     """What is compared of a value: what it is, and its text or a digest."""
 
     what: str
@@ -40,7 +40,7 @@ class Form(NamedTuple):
         return self.what in ("a tensor", "a number", "an array")
 
 
-_NOTHING, _UNKNOWN = Form("a value", repr(None)), Form("something else", "")
+_NOTHING, _UNKNOWN = HeldForm("a value", repr(None)), HeldForm("something else", "")
 
 
 class HeldState:
@@ -65,7 +65,7 @@ class HeldState:
                 what = f"{form.what} that forward changes, which checkpoints do not hold{advice}"
                 raise lost(self._kind, name, f"{what}; what is only looked at may be None again when forward returns")
 
-    def _forms(self) -> Iterator[tuple[str, Form]]:
+    def _forms(self) -> Iterator[tuple[str, HeldForm]]:
         known = {id(value) for value in self._model.parameters()}
         known |= {id(value) for _, value in state_buffers(self._model)}
         looks = _Looks(_packages(self._model))
@@ -98,23 +98,23 @@ class _Looks:
         for key, each in entries.items():
             yield from self.within(name + key, each, seen | {id(value)})
 
-    def forms(self, name: str, value: object) -> Iterator[tuple[str, Form]]:
+    def forms(self, name: str, value: object) -> Iterator[tuple[str, HeldForm]]:
         yield from ((leaf, self._form(each)) for leaf, each in self.within(name, value))
 
-    def _form(self, value: object, depth: int = 0) -> Form:
+    def _form(self, value: object, depth: int = 0) -> HeldForm:
         if isinstance(value, Tensor):
             is_plain = type(value) is Tensor and value.layout == torch.strided and not value.is_nested
-            return Form("a tensor", digest(value)) if is_plain and not value.is_meta else _UNKNOWN
+            return HeldForm("a tensor", digest(value)) if is_plain and not value.is_meta else _UNKNOWN
         if isinstance(value, np.ndarray):
             if isinstance(value, np.memmap) or value.dtype.hasobject:
                 return _UNKNOWN
             held = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
-            return Form("an array", f"{value.shape} {value.dtype} {held}")
+            return HeldForm("an array", f"{value.shape} {value.dtype} {held}")
         if isinstance(value, _PLAIN):
-            return Form("a number" if isinstance(value, _NUMBERS) else "a value", repr(value))
+            return HeldForm("a number" if isinstance(value, _NUMBERS) else "a value", repr(value))
         if not isinstance(value, list | tuple | deque | set | frozenset) or depth > _DEEPEST:
             return _UNKNOWN
-        return Form("a collection", self._digest_of_all(value, depth))
+        return HeldForm("a collection", self._digest_of_all(value, depth))
 
     def _digest_of_all(self, values: Collection[Any], depth: int) -> str:
         ordered = sorted(values, key=repr) if isinstance(values, set | frozenset) else list(values)
