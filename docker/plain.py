@@ -9,6 +9,7 @@ and in the worker's also ``import torch``. It needs root, a mirror of Debian and
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -166,6 +167,7 @@ def debian(root: Path) -> None:
 
 
 def main() -> None:
+    os.umask(0o022)  # an engine's; with a stricter one of the caller the image's own user could not read its folders
     folder = Path(sys.argv[1]).resolve()
     folder.mkdir(parents=True)
     build = Build(folder, dict(word.split("=", 1) for word in sys.argv[2:]), debian)

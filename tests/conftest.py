@@ -63,6 +63,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(autouse=True)
+def plain_umask() -> Iterator[None]:
+    """Each test begins with a plain shell's umask; what closes a data folder to others sets one for good."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture
 def redis(broker: str) -> Iterator[redis_py.Redis]:
     """A client of an empty database."""

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -182,27 +181,17 @@ def modes(root: Path) -> dict[str, int]:
     return found
 
 
-@contextmanager
-def umask(value: int) -> Iterator[None]:
-    before = os.umask(value)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 def test_a_folder_is_closed_to_others_and_stays_so(tmp_path: Path) -> None:
-    with umask(0o022):
-        fresh, old = tmp_path / "fresh", tmp_path / "old"
-        old.mkdir()
-        assert modes(old)[str(old)] == 0o055
-        assert not close_to_others(fresh)
-        assert close_to_others(old)
-        assert not close_to_others(old)
-        for folder in (fresh, old):
-            (folder / "below").mkdir()
-            (folder / "below" / "file").write_text("x")
-            assert set(modes(folder).values()) == {0}
+    fresh, old = tmp_path / "fresh", tmp_path / "old"
+    old.mkdir()
+    assert modes(old)[str(old)] == 0o055
+    assert not close_to_others(fresh)
+    assert close_to_others(old)
+    assert not close_to_others(old)
+    for folder in (fresh, old):
+        (folder / "below").mkdir()
+        (folder / "below" / "file").write_text("x")
+        assert set(modes(folder).values()) == {0}
 
 
 @needs_root
@@ -211,7 +200,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     folder.chmod(0o755)
     os.chown(folder, NOBODY, NOBODY)
-    with umask(0o022), pytest.raises(NotPrivateError, match=r"theirs belongs to user .*TRIVET_DATA"):
+    with pytest.raises(NotPrivateError, match=r"theirs belongs to user .*TRIVET_DATA"):
         close_to_others(folder)
     assert modes(folder)[str(folder)] == 0o055
 
@@ -244,7 +233,7 @@ def test_nothing_that_a_service_and_its_jobs_write_is_open_to_other_users(tmp_pa
     data = tmp_path / "data"
     data.mkdir()
     data.chmod(0o755)
-    with umask(0o022), up(data) as process:
+    with up(data) as process:
         announced(process, data)
         assert f"Closed {data} to other users" in said(data).read_text()
         secret = (data / "admin.key").read_text().strip()

@@ -194,11 +194,8 @@ def test_descriptors_are_given_back(folder: Folder) -> None:
 
 
 def test_files_are_made_for_the_user_alone_under_a_strict_umask(folder: Folder) -> None:
-    mask = os.umask(0o077)
-    try:
-        folder.create("new").close()
-        folder.make("folder").close()
-    finally:
-        os.umask(mask)
+    os.umask(0o077)
+    folder.create("new").close()
+    folder.make("folder").close()
     assert stat.S_IMODE((folder.path / "new").stat().st_mode) == 0o600
     assert stat.S_IMODE((folder.path / "folder").stat().st_mode) == 0o700

@@ -225,9 +225,6 @@ def test_refusals_that_anybody_can_cause_fill_no_disk(logs: Logs, redis: redis_p
 
 
 def test_files_are_for_the_service_alone(logs: Logs) -> None:
-    before = os.umask(0o077)
-    try:
-        logs.open(kept=1).append([record(index) for index in range(5)])
-    finally:
-        os.umask(before)
+    os.umask(0o077)
+    logs.open(kept=1).append([record(index) for index in range(5)])
     assert {path.stat().st_mode & 0o077 for path in logs.folder.iterdir()} == {0}
