@@ -257,13 +257,13 @@ class ActivationSearchSettings:
     """Branch and bound over activations.
 
     Whole boxes are optimised by ``from_scratch``, and halves, whose parameters begin where those of the whole were
-    best, by ``warm_start``. A round bounds at most ``largest_batch`` domains and looks for a counterexample by descent
-    from ``starts`` of their minimisers.
+    best, by ``warm_start``. A round splits at most ``largest_batch`` domains, by kind of device, and looks for a
+    counterexample by descent from ``starts`` of their minimisers.
     """
 
     from_scratch: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(60, slope_step=0.1))
     warm_start: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(5, slope_step=0.03))
-    largest_batch: int = 8192
+    largest_batch: Mapping[str, int] = field(default_factory=lambda: {"cpu": 8192, "cuda": 16384})
     starts: int = 16
     branching: BranchingSettings = field(default_factory=BranchingSettings)
     domain_bounds: DomainBoundsSettings = field(default_factory=DomainBoundsSettings)

@@ -187,7 +187,8 @@ def search(names: list[str]) -> list[dict[str, Any]]:
     mesh = build_mesh(ParallelSpec(dp_shard=2), "cpu")
     search_group, found = SearchGroup(mesh.dp), []
     small = SearchSettings(
-        activations=ActivationSearchSettings(largest_batch=16), inputs=InputSearchSettings(largest_batch={"cpu": 16})
+        activations=ActivationSearchSettings(largest_batch={"cpu": 16}),
+        inputs=InputSearchSettings(largest_batch={"cpu": 16}),
     )
     cases = [
         (split_inputs, BoxTransfer, [3, 16, 16, 1], 3, 1.0, 0.08),

@@ -94,7 +94,7 @@ def restarted() -> list[list[int]]:
         start_over(self, disjunct, root)
         sizes.append([before, len(self.pool)])
 
-    settings = SearchSettings(activations=ActivationSearchSettings(largest_batch=2))
+    settings = SearchSettings(activations=ActivationSearchSettings(largest_batch={"cpu": 2}))
     subject = replace(model_from(net, 12), search_group=group, settings=settings)
     with patch.multiple(_ActivationSearch, _status=slow_once_the_second_has_domains, _start_over=watched):
         found = split_activations(subject, goal_above(net, 12, 0.5, 0.5), CROWN, time.monotonic() + 600, lambda _: None)

@@ -89,13 +89,14 @@ class _ActivationSearch:
         self.domains, self.bound, self.is_over = 0, -inf, False
         self.shortage: MemoryShortageError | None = None
         self.least_proved, self.least_stuck = inf, inf
-        self.seconds_per_domain, self.largest_batch = 0.0, self.settings.largest_batch
+        self.seconds_per_domain = 0.0
+        self.round = self.largest_batch = settings.largest_batch[model.device.type]
         self.from_scratch, self.warm_start = (
             each.within(model.options, deadline) for each in (settings.from_scratch, settings.warm_start)
         )
         self.has_begun, self.until = False, deadline
         self.refinement = RefinementTimes(self.time, time.monotonic(), deadline)
-        self.round, self.in_transit = settings.largest_batch, 0
+        self.in_transit = 0
         self.shared = SharedBounds(model, self.domain_bounds, root.specification_rows, root.bounds, deadline)
         self.root_is_hurried = root.is_hurried
 
