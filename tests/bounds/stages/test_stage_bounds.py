@@ -47,9 +47,8 @@ def compare(cases: list[tuple[dict[str, int], list[str]]]) -> dict[str, dict[str
 
 
 def _compare_bounds(whole: Any, divided: Any, x: Any, mesh: Any, line: Any) -> dict[str, float]:
-    """By method, the sum of the bounds; on the last stage also their difference from one process's, and the width."""
-    import torch
-    from nets import box_around, output_bounds
+    from nets import box_around
+    from stage_differences import compare_bounds
 
     from service.bounds.methods import METHODS, BoundOptions
     from service.bounds.network import prepare
@@ -59,20 +58,8 @@ def _compare_bounds(whole: Any, divided: Any, x: Any, mesh: Any, line: Any) -> d
     options = BoundOptions(elements=20000, ascent=Ascent(iterations=4))
     network = prepare(whole, (10,)) if line.is_last else None
     staged = prepare_stages(divided, (10,), mesh.tp, line)
-    identity = torch.eye(staged.outputs, dtype=x.dtype)
-    rows, box = torch.cat([identity, -identity]).unsqueeze(0), box_around(x, 0.05)
-    found = {"own": float(staged.network.is_own(staged.network.graph.input.name))}
-    for name, method in METHODS.items():
-        with torch.no_grad():
-            analysis = staged.method(method)(staged.network, box, options)
-            bounds = torch.cat([analysis.lower_bounds(part) for part in rows.split(6, dim=1)], dim=1)
-        found[f"sum of {name}"] = float(bounds.sum())
-        if network is not None:
-            right = output_bounds(network, box, name, options)
-            expected = torch.cat([right.lower, -right.upper], dim=1)
-            found[name] = float((bounds - expected).abs().max() / expected.abs().max())
-            found[f"width of {name}"] = float(right.width.mean())
-    return found
+    found = compare_bounds(staged, network, box_around(x, 0.05), options, METHODS, at_once=6)
+    return found | {"own": float(staged.network.is_own(staged.network.graph.input.name))}
 
 
 def _compare_outputs(whole: Any, divided: Any, x: Any, line: Any) -> dict[str, float]:
