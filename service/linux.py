@@ -1,5 +1,5 @@
 """Provides calls of Linux that Python lacks: the clock of leases, ``prctl``, the command line that a process shows,
-what it has open, and its end.
+what it has open, its signals and its end.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 ROOM = {"TRIVET_ROOM": 16_384 * "."}
@@ -99,6 +100,17 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+@contextlib.contextmanager
+def handle_signals(handle: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
+    """Let a function handle these signals meanwhile."""
+    previous = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def leave(code: int) -> NoReturn:

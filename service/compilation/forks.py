@@ -129,9 +129,9 @@ class Forks:
         dumped, parent = os.memfd_create("trivet-stacks"), os.getpid()
         pid = os.fork()
         if pid == 0:
-            faulthandler.register(signal.SIGUSR1, dumped, all_threads=True)
-            die_with_parent(parent)
             try:
+                faulthandler.register(signal.SIGUSR1, dumped, all_threads=True)
+                die_with_parent(parent)
                 serve(Seat(tasks, told, self.shared, self.races, self.exchanged, eager))
             except BaseException as error:
                 with contextlib.suppress(OSError):
