@@ -55,6 +55,7 @@ from service.jobs.settings import Settings
 from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
 from service.jobs.store.tail import StreamTail
 from service.jobs.tracing import Tracing, tracing_for
+from service.linux import handle_signals
 
 _BROKER_AWAY_S = 2.0
 """Pause before the broker is asked again."""
@@ -269,10 +270,5 @@ def _closing_streams_on_signals(close: Callable[[], None]) -> Iterator[None]:
         if callable(chained):
             chained(ends_as, frame)
 
-    for number in previous:
-        signal.signal(number, handle)
-    try:
+    with handle_signals(handle, *previous):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -136,6 +136,33 @@ async def rates(api: Api, options: argparse.Namespace) -> list[Rate]:
 
 
 def main() -> None:
+    options = _read_options()
+    if options.prefect:
+        peer = prefect_peer(options.prefect, options.requests // 4, options.prefect_connections, options.settle)
+        print(asyncio.run(peer))
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
+        service = Service(Path(folder) / "data", _settings(broker.url, options))
+        service.start()
+        time.sleep(options.settle)
+        assert service.process is not None
+        at_rest = memory(service.process.pid, broker.process.pid)
+        store = Store.connect(broker.url, DataLayout(service.data), LIMITS)
+        found, streams = _measure(service, store, options)
+        began = time.perf_counter()
+        service.process.send_signal(signal.SIGTERM)
+        service.process.wait()
+        stopped_s = time.perf_counter() - began
+        store.close()
+    machine, cores = platform.processor() or platform.machine(), len(os.sched_getaffinity(0))
+    print(f"{machine}, {cores} cores, commit {commit.stdout.strip()}\n")
+    print("| what | per second | p50 ms | p99 ms |\n|---|--:|--:|--:|")
+    print("\n".join(each.row for each in found))
+    print(f"\nStopped with {streams} open streams in {stopped_s:.2f} s. Memory at rest, MiB:")
+    print(", ".join(f"{name} {size:.0f}" for name, size in sorted(at_rest.items())))
+
+
+def _read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--jobs", type=int, default=10_000)
@@ -148,49 +175,32 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=30.0, help="seconds before memory is read")
     parser.add_argument("--prefect-connections", type=int, default=CONNECTIONS, help="open at a time to that peer")
     parser.add_argument("--prefect", metavar="PYTHON", help="interpreter of the peer, which is measured first")
-    options = parser.parse_args()
-    if options.prefect:
-        print(
-            asyncio.run(
-                prefect_peer(options.prefect, options.requests // 4, options.prefect_connections, options.settle)
-            )
-        )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker.start(Path(folder) / "broker") as broker:
-        settings = {
-            "TRIVET_REDIS_URL": broker.url,
-            "TRIVET_CPU_SLOTS": "0",
-            "TRIVET_API_PROCESSES": str(options.processes),
-            "TRIVET_LEASE_S": str(LONG_S),
-            "TRIVET_STARTING_LEASE_S": str(LONG_S),
-            "TRIVET_HEARTBEAT_S": str(LONG_S),
-            "TRIVET_MAX_STREAMS_PER_KEY": str(2 * options.readers),
-        }
-        service = Service(Path(folder) / "data", settings)
-        service.start()
-        time.sleep(options.settle)
-        assert service.process is not None
-        at_rest = memory(service.process.pid, broker.process.pid)
-        store = Store.connect(broker.url, DataLayout(service.data), LIMITS)
-        store.hosts.beat(HostReport(HOST, "127.0.0.1", cpu_slots=1))
-        api = Api(service.port, service.key_file.read_text().strip())
-        found = asyncio.run(rates(api, options))
-        ref = next(AttemptRef(job_id, 1, HOST) for job_id in _placed(store))
-        store.attempts.claim(ref, "benchmark")
-        reading = connected_readers(api, ref.job_id, options.readers)
-        for a_second in (options.events_per_s, None):
-            found.append(reading.told(store, ref, options.events, a_second))
-        began = time.perf_counter()
-        service.process.send_signal(signal.SIGTERM)
-        service.process.wait()
-        stopped_s = time.perf_counter() - began
-        store.close()
-    machine, cores = platform.processor() or platform.machine(), len(os.sched_getaffinity(0))
-    print(f"{machine}, {cores} cores, commit {commit.stdout.strip()}\n")
-    print("| what | per second | p50 ms | p99 ms |\n|---|--:|--:|--:|")
-    print("\n".join(each.row for each in found))
-    print(f"\nStopped with {reading.count} open streams in {stopped_s:.2f} s. Memory at rest, MiB:")
-    print(", ".join(f"{name} {size:.0f}" for name, size in sorted(at_rest.items())))
+    return parser.parse_args()
+
+
+def _settings(broker: str, options: argparse.Namespace) -> dict[str, str]:
+    return {
+        "TRIVET_REDIS_URL": broker,
+        "TRIVET_CPU_SLOTS": "0",
+        "TRIVET_API_PROCESSES": str(options.processes),
+        "TRIVET_LEASE_S": str(LONG_S),
+        "TRIVET_STARTING_LEASE_S": str(LONG_S),
+        "TRIVET_HEARTBEAT_S": str(LONG_S),
+        "TRIVET_MAX_STREAMS_PER_KEY": str(2 * options.readers),
+    }
+
+
+def _measure(service: Service, store: Store, options: argparse.Namespace) -> tuple[list[Rate], int]:
+    """Return the rates of calls and of told events, and how many streams are still open."""
+    store.hosts.beat(HostReport(HOST, "127.0.0.1", cpu_slots=1))
+    api = Api(service.port, service.key_file.read_text().strip())
+    found = asyncio.run(rates(api, options))
+    ref = next(AttemptRef(job_id, 1, HOST) for job_id in _placed(store))
+    store.attempts.claim(ref, "benchmark")
+    reading = connected_readers(api, ref.job_id, options.readers)
+    for a_second in (options.events_per_s, None):
+        found.append(reading.told(store, ref, options.events, a_second))
+    return found, reading.count
 
 
 def _placed(store: Store) -> list[str]:

@@ -31,9 +31,9 @@ from recording_reporter import RecordingReporter, upload
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
+from service.linux import use_large_pages
 from workers import forks
 from workers.launcher import preloading
-from workers.linux import use_large_pages
 
 PHASES = ("loading", "preparing", "first row", "ending")
 FORKS = 20

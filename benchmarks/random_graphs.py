@@ -12,7 +12,6 @@ for each graph at once. Exit 1 if anything is wrong.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from recording_reporter import RecordingReporter
+from recording_reporter import RecordingReporter, upload
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
@@ -186,10 +185,7 @@ def decided(data: bytes, box: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return the row of a job that searches."""
     with tempfile.TemporaryDirectory() as scratch:
         layout, report = DataLayout(Path(scratch)), RecordingReporter()
-        file = f"file_{hashlib.sha256(data).hexdigest()}"
-        layout.file(file).parent.mkdir(parents=True, exist_ok=True)
-        layout.file(file).write_bytes(data)
-        spec = {"kind": "verify", "device": "cpu", "model": {"onnx": file}, "property": {"box": box}}
+        spec = {"kind": "verify", "device": "cpu", "model": {"onnx": upload(layout, data)}, "property": {"box": box}}
         spec |= {"method": "beta-crown", "budget": {"seconds": seconds}}
         context = RunContext(f"job_{0:020}", 1, 0, 0, 1, "cpu", layout, report, lambda: False)
         run(VerifySpec.model_validate(spec), context)

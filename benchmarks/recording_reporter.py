@@ -44,6 +44,7 @@ class RecordingReporter(NullReporter):
 def upload(data: DataLayout, content: bytes) -> str:
     """Put a file where uploads lie; return its id."""
     name = f"file_{hashlib.sha256(content).hexdigest()}"
-    data.file(name).parent.mkdir(parents=True, exist_ok=True)
-    data.file(name).write_bytes(content)
+    if not data.file(name).exists():  # as when another rank, which may be reading it, has uploaded it
+        data.file(name).parent.mkdir(parents=True, exist_ok=True)
+        data.file(name).write_bytes(content)
     return name

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.formats.exported import DEVICE, GETITEM, METADATA, NAMED, NAMES, REFERENCE, refused
+from service.formats.exported import DEVICE, GETITEM, METADATA, NAMED, NAMES, REFERENCE, refused, source_line
 from trivet.errors import ModuleRefused
 
 if TYPE_CHECKING:
@@ -111,15 +111,8 @@ def _of_node(node: Any) -> str:
         node = next((each for each in calls if each.meta.get("stack_trace")), node)
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     part = stack[-1][0].removeprefix("L['self'].") if stack else ""
-    return (f" in {part!r}" if part and part != "L['self']" else "") + (f" at {line}" if (line := _line(node)) else "")
-
-
-def _line(node: Any) -> str:
-    frames = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines() if "File " in line]
-    if not frames:
-        return ""
-    file, line = frames[-1].split(", ")[:2]
-    return f"{Path(file.removeprefix('File ').strip(chr(34))).name}:{line.removeprefix('line ')}"
+    line = source_line(node)
+    return (f" in {part!r}" if part and part != "L['self']" else "") + (f" at {line}" if line else "")
 
 
 def write_onnx(module: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
@@ -235,7 +228,7 @@ class _GraphWriter:
             return self._value(node, value, names)
 
         kwargs = {name: written(value) for name, value in node.kwargs.items() if name != "pin_memory"}
-        return {"operator": target, "args": list(map(written, node.args)), "kwargs": kwargs, "at": _line(node)}
+        return {"operator": target, "args": list(map(written, node.args)), "kwargs": kwargs, "at": source_line(node)}
 
     def _value(self, node: Any, value: Any, names: Mapping[Any, str]) -> Any:
         import torch  # noqa: PLC0415 - as above

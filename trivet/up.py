@@ -13,6 +13,7 @@ from types import FrameType
 from rich.text import Text
 
 from service.jobs.settings import Settings
+from service.linux import handle_signals
 from trivet.local import LocalService
 from trivet.terminal import Terminal
 
@@ -76,11 +77,8 @@ def _watch(service: LocalService, console: Terminal, asked: threading.Event) -> 
 def _restart_requests() -> Iterator[threading.Event]:
     """Yield an event that SIGUSR1 sets: an operator asks for every part to be restarted in turn."""
     asked = threading.Event()
-    previous = signal.signal(signal.SIGUSR1, lambda *_: asked.set())
-    try:
+    with handle_signals(lambda *_: asked.set(), signal.SIGUSR1):
         yield asked
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
 
 
 @contextmanager
@@ -96,9 +94,5 @@ def interruptible() -> Iterator[None]:
             interrupted = True
             raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with handle_signals(handle, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -109,5 +109,5 @@ def end_early(reason: str) -> bytes:
 
 
 def lease_until(deadline: float) -> bytes:
-    """Return the line by which a supervisor lets a rank live until ``deadline`` (:func:`workers.linux.uptime`)."""
+    """Return the line by which a supervisor lets a rank live until ``deadline`` (:func:`service.linux.uptime`)."""
     return orjson.dumps({"type": "lease", "until": deadline}) + b"\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
+
+from service.linux import leave, open_files
 
 _HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 """Signals that one of Trivet's processes or torchrun handles, besides SIGINT."""
@@ -58,11 +59,7 @@ def threads() -> list[str]:
 
 def open_devices() -> list[str]:
     """Return the GPU devices that this process has open: forks of one that has initialised CUDA cannot use it."""
-    found = []
-    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone, before one of them is gone
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{entry}"))  # noqa: PTH115 - a name, not a path to follow
-    return [name for name in found if name.startswith(_DEVICES)]
+    return [name for name in open_files() if name.startswith(_DEVICES)]
 
 
 def fork(
@@ -113,15 +110,7 @@ def _be(
         code = program()
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    end(code)
-
-
-def end(code: int) -> NoReturn:
-    """End a fork without its parent's exit handlers and without finalisation."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+    leave(code)
 
 
 def let_signals_be() -> None:

@@ -1,7 +1,6 @@
 """Sends webhooks, round by round, and only to addresses that a key holder may reach."""
 
 from api.deliveries.addresses import (
-    DEFAULT_PORTS,
     ForbiddenTarget,
     NamedAddresses,
     WebhookAddress,
@@ -14,7 +13,6 @@ from api.deliveries.rounds import DeliveryRounds, RoundTimes
 from api.deliveries.webhooks import WebhookSender
 
 __all__ = [
-    "DEFAULT_PORTS",
     "DeliveryRounds",
     "ForbiddenTarget",
     "NamedAddresses",

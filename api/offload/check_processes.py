@@ -57,8 +57,8 @@ class CheckServer:
         return server
 
     def is_running(self) -> bool:
-        """Whether it still takes commands. A process that was killed closes its end of the socket first, and can be
-        waited for a moment later.
+        """Return whether it still takes commands. A process that was killed closes its end of the socket first, and can
+        be waited for a moment later.
         """
         return self.process.poll() is None and (self.listening is None or not self.listening.done())
 

@@ -114,8 +114,7 @@ class Digits(nn.Module):
 
 def classifies(state: State) -> Iterator[Step]:
     for state.step in range(10**9):
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         output = state.call(state.normal(state.step % 3, 16, 1, 12, 12))
         loss = functional.nll_loss(output, state.whole(state.step % 3, 10, 16))
         loss.backward()

@@ -74,14 +74,11 @@ class Halves(nn.Module):
 
 def adds_halves(state: State) -> Iterator[Step]:
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         *halves, _ = state.call(state.normal(1, 8, 16), module="encoder")
         output = state.call(sum(halves), module="decoder")
         loss = squares(state, output)
-        loss.backward()
-        state.optimizer.step()
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 def logging(kind: type) -> nn.Module:
@@ -107,14 +104,11 @@ def logging(kind: type) -> nn.Module:
 
 def weighs_by_log(state: State) -> Iterator[Step]:
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         output = state.call(state.normal(1, 8, 16))
         loss = squares(state, output) * (1 + len(state["net"].said))
         state["net"].said.clear()
-        loss.backward()
-        state.optimizer.step()
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 class Adapting(nn.Module):
@@ -255,7 +249,7 @@ class Levelled(nn.Module):
         return output
 
 
-def _compiler_bugs() -> Iterator[Entry]:
+def _bugs_of_training() -> Iterator[Entry]:
     pooled = {1: (8, 2, 6), 2: (8, 2, 6, 6), 3: (4, 2, 6, 6, 6)}
     for rank, kernel, stride in ((2, 3, 2), (2, 5, 3), (3, 3, 2), (1, 3, 2)):
         yield Entry(
@@ -283,6 +277,18 @@ def _compiler_bugs() -> Iterator[Entry]:
             f"log_{kind.__name__}", partial(logging, kind), weighs_by_log, bug=NUMBERS,
             thread="pytorch/pytorch#197896", shows=CPU_AND_CUDA, fast=kind is list,
         )  # fmt: skip
+    yield Entry(
+        "budget", Dropped, descends(normal(32, 64)), bug=NUMBERS, thread="pytorch/pytorch#190758",
+        shows=CPU_AND_CUDA, before=little_memory, first="aot_eager",
+    )  # fmt: skip
+    for way in ("exp", "square"):
+        yield Entry(
+            f"level_{way}", partial(Levelled, way), descends(X), bug=NUMBERS, thread="pytorch/pytorch#197039",
+            shows=CPU_AND_CUDA, fast=way == "exp", first="aot_eager",
+        )  # fmt: skip
+
+
+def _bugs_of_inference() -> Iterator[Entry]:
     for steps in (4, 6):
         yield Entry(
             f"item_{steps}", partial(Adapting, steps), infers(X), "inference", NUMBERS,
@@ -303,15 +309,6 @@ def _compiler_bugs() -> Iterator[Entry]:
         "inference", NUMBERS, "pytorch/pytorch#197859", CPU_AND_CUDA, compiled=("net",), period=2, fast=True,
     )  # fmt: skip
     yield Entry("evicted", Cached, evicts, "inference", NUMBERS, "pytorch/pytorch#198189", CPU_AND_CUDA)
-    yield Entry(
-        "budget", Dropped, descends(normal(32, 64)), bug=NUMBERS, thread="pytorch/pytorch#190758",
-        shows=CPU_AND_CUDA, before=little_memory, first="aot_eager",
-    )  # fmt: skip
-    for way in ("exp", "square"):
-        yield Entry(
-            f"level_{way}", partial(Levelled, way), descends(X), bug=NUMBERS, thread="pytorch/pytorch#197039",
-            shows=CPU_AND_CUDA, fast=way == "exp", first="aot_eager",
-        )  # fmt: skip
 
 
-COMPILER_BUGS: tuple[Entry, ...] = tuple(_compiler_bugs())
+COMPILER_BUGS: tuple[Entry, ...] = (*_bugs_of_training(), *_bugs_of_inference())

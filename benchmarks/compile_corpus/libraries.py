@@ -78,8 +78,7 @@ def accumulates(inputs: Inputs) -> Callable[[State], Iterator[Step]]:
 
     def loop(state: State) -> Iterator[Step]:
         while True:
-            state.mark()
-            state.optimizer.zero_grad()
+            state.begin_step()
             losses = []
             for _ in range(2):
                 loss = squares(state, tensor_of(state.call(*inputs(state)))) / 2

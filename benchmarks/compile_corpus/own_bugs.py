@@ -153,8 +153,7 @@ def hooks_late(kind: str) -> Callable[[State], Iterator[Step]]:
 def second_order(kind: str) -> Callable[[State], Iterator[Step]]:
     def loop(state: State) -> Iterator[Step]:
         while True:
-            state.mark()
-            state.optimizer.zero_grad()
+            state.begin_step()
             x = state.normal(1, 8, 16).requires_grad_()
             output = state.call(x)
             own = list(state["net"].parameters())
@@ -164,9 +163,7 @@ def second_order(kind: str) -> Callable[[State], Iterator[Step]]:
             else:
                 slopes = torch.autograd.grad(squares(state, output), own, create_graph=True)
                 loss = sum((each.square().sum() for each in slopes), squares(state, output))
-            loss.backward()
-            state.optimizer.step()
-            yield Step({"loss": loss.detach()})
+            yield state.descend(loss)
 
     return loop
 

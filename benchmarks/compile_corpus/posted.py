@@ -32,8 +32,7 @@ def keeps_norms(state: State) -> Iterator[Step]:
     """Keep the norms of the last gradients, which eager code has computed, in a list."""
     norms: list[Tensor] = []
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         loss = squares(state, state.call(*ROWS(state)))
         loss.backward()
         norms = [*norms[-3:], nn.utils.clip_grad_norm_(state["net"].parameters(), 1.0)]
@@ -57,21 +56,17 @@ class Tied(nn.Module):
 
 def predicts(state: State) -> Iterator[Step]:
     for state.step in range(10**9):
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         tokens = state.whole(state.step % 3, WORDS, 4, LENGTH + 1)
         loss = functional.cross_entropy(state.call(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        state.optimizer.step()
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 def looks_in_turns(state: State) -> Iterator[Step]:
     """Look after each step of training at the module's output in inference mode."""
     for state.step in range(10**9):
         state["net"].train()
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         loss = squares(state, state.call(state.normal(state.step % 3, 8, D)))
         loss.backward()
         state.optimizer.step()
@@ -85,15 +80,12 @@ def looks_in_turns(state: State) -> Iterator[Step]:
 def calls_twice(state: State) -> Iterator[Step]:
     """Call the module twice within one region of autocast, which keeps the weights that it has cast."""
     for state.step in range(10**9):
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         with state.precision():
             first = state.call(state.normal(state.step % 3, 8, D))
             second = state.call(state.normal(3 + state.step % 3, 8, D))
         loss = squares(state, first) + squares(state, second)
-        loss.backward()
-        state.optimizer.step()
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 class Remembering(nn.Module):
@@ -142,8 +134,7 @@ def compares_losses(state: State) -> Iterator[Step]:
     """Say whether the module's loss is less than the previous one."""
     last: Tensor | None = None
     for state.step in range(10**9):
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         loss = state.call(state.normal(state.step % 3, 8, D))
         gained = torch.zeros_like(loss) if last is None else last.detach() - loss.detach()
         loss.backward()
@@ -165,8 +156,7 @@ def teaches_itself(state: State) -> Iterator[Step]:
         state.mark()
         with torch.no_grad():
             wanted = state.call(state.normal(state.step % 3, 8, D))
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         loss = (state.call(state.normal(3 + state.step % 3, 8, D)) - wanted).square().mean()
         loss.backward()
         state.optimizer.step()
@@ -177,8 +167,7 @@ def adds_slopes(state: State) -> Iterator[Step]:
     """Add up slopes of the input, as an attack with momentum does; the last one is the gradient itself."""
     last: Tensor | None = None
     for state.step in range(10**9):
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         x = state.normal(state.step % 3, 8, D).requires_grad_()
         loss = squares(state, state.call(x))
         loss.backward()

@@ -40,6 +40,17 @@ class State:
     def mark(self) -> None:
         self.boundary.step_boundary()
 
+    def begin_step(self) -> None:
+        """Mark a step, and drop the gradients of the one before."""
+        self.mark()
+        self.optimizer.zero_grad()
+
+    def descend(self, loss: Tensor) -> Step:
+        """Step along the gradients of a loss; return it."""
+        loss.backward()
+        self.optimizer.step()
+        return Step({"loss": loss.detach()})
+
     def call(self, *inputs: Any, module: str = "net", **named: Any) -> Any:
         with self.precision():
             return self.boundary.boundary_call(self.parts.modules[module], *inputs, **named)
@@ -175,8 +186,7 @@ def descends(inputs: Inputs, clip: float = 0.0) -> Loop:
 
     def loop(state: State) -> Iterator[Step]:
         while True:
-            state.mark()
-            state.optimizer.zero_grad()
+            state.begin_step()
             output = tensor_of(state.call(*inputs(state)))
             loss = squares(state, output)
             loss.backward()

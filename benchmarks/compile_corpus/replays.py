@@ -155,17 +155,14 @@ def several_forwards(marks: bool) -> Callable[[State], Iterator[Step]]:
 
     def loop(state: State) -> Iterator[Step]:
         while True:
-            state.mark()
-            state.optimizer.zero_grad()
+            state.begin_step()
             losses = []
             for index in range(3):
                 if marks and index:
                     torch.compiler.cudagraph_mark_step_begin()
                 losses.append(squares(state, state.call(state.normal(index, 4, 16)).clone()))
             loss = torch.stack(losses).sum()
-            loss.backward()
-            state.optimizer.step()
-            yield Step({"loss": loss.detach()})
+            yield state.descend(loss)
 
     return loop
 
@@ -175,8 +172,7 @@ def watched(marks: bool) -> Callable[[State], Iterator[Step]]:
 
     def loop(state: State) -> Iterator[Step]:
         while True:
-            state.mark()
-            state.optimizer.zero_grad()
+            state.begin_step()
             loss = squares(state, state.call(state.normal(1, 8, 16)).clone())
             with torch.no_grad():
                 if marks:
@@ -228,8 +224,7 @@ def salient(inside: bool) -> Callable[[State], Iterator[Step]]:
 
     def loop(state: State) -> Iterator[Step]:
         while True:
-            state.mark()
-            state.optimizer.zero_grad()
+            state.begin_step()
             x = state.normal(1, 8, 16).requires_grad_(not inside)
             output, hidden = state.call(x) if inside else (state.call(x), x)
             loss = squares(state, output)

@@ -73,14 +73,11 @@ def frozen() -> dict[str, nn.Module]:
 
 def on_frozen(state: State) -> Iterator[Step]:
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         with torch.no_grad():
             hidden = state.call(*X(state), module="body")
         loss = squares(state, state.call(hidden, module="head"))
-        loss.backward()
-        state.optimizer.step()
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 def teacher() -> dict[str, nn.Module]:
@@ -89,26 +86,20 @@ def teacher() -> dict[str, nn.Module]:
 
 def distils(state: State) -> Iterator[Step]:
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         with torch.no_grad():
             wanted = state.call(*X(state), module="teacher").softmax(-1)
         loss = nn.functional.kl_div(state.call(*X(state)).log_softmax(-1), wanted, reduction="batchmean")
-        loss.backward()
-        state.optimizer.step()
         state.step += 1
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 def siamese(state: State) -> Iterator[Step]:
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         one, other = (nn.functional.normalize(state.call(state.normal(index, 8, D)), dim=-1) for index in range(2))
         loss = nn.functional.cross_entropy(one @ other.t() / 0.5, torch.arange(8, device=state.device))
-        loss.backward()
-        state.optimizer.step()
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 def classifies(weight: float, smoothing: float, scheduled: bool = False) -> Callable[[State], Iterator[Step]]:
@@ -131,16 +122,13 @@ def classifies(weight: float, smoothing: float, scheduled: bool = False) -> Call
 def denoises(state: State) -> Iterator[Step]:
     """Take a training step of a diffusion model: noise of a strength drawn for each sample."""
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         clean = state.normal(1, 8, D)
         strength = torch.rand(8, 1).to(clean)
         noise = torch.randn(8, D).to(clean)
         noisy = strength.sqrt() * clean + (1 - strength).sqrt() * noise
         loss = (state.call(torch.cat([noisy, strength], 1)) - noise).square().mean()
-        loss.backward()
-        state.optimizer.step()
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 def samples(state: State) -> Iterator[Step]:
@@ -197,8 +185,7 @@ def two_shapes(state: State) -> tuple[Tensor]:
 def sharpness_aware(state: State) -> Iterator[Step]:
     """Step from where the loss is largest near by: two forwards and backwards for each step."""
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         squares(state, state.call(*X(state))).backward()
         own = list(state["net"].parameters())
         with torch.no_grad():
@@ -219,15 +206,12 @@ def sharpness_aware(state: State) -> Iterator[Step]:
 def rewarded(state: State) -> Iterator[Step]:
     """Take a step of a policy gradient on actions that are drawn."""
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         chances = state.call(*X(state)).log_softmax(-1)
         taken = state.whole(4, 8, 8)
         reward = (taken % 3).to(chances.dtype)
         loss = -(chances.gather(1, taken[:, None]).squeeze(1) * (reward - reward.mean())).mean()
-        loss.backward()
-        state.optimizer.step()
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 def _modules() -> Iterator[Entry]:

@@ -65,8 +65,7 @@ def scales(state: State) -> Iterator[Step]:
     """Train in bf16 with a scaled loss, clipped."""
     scaler = torch.amp.GradScaler(state.device.type, init_scale=2.0**8)
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         loss = squares(state, state.call(*ROWS(state)))
         scaler.scale(loss).backward()
         scaler.unscale_(state.optimizer)
@@ -80,30 +79,24 @@ def scales(state: State) -> Iterator[Step]:
 def hooks(state: State) -> Iterator[Step]:
     """Change gradients by hooks: that of a result, and each parameter's when it is there."""
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         output = state.call(*ROWS(state))
         output.register_hook(lambda gradient: 0.5 * gradient)
         loss = squares(state, output)
-        loss.backward()
-        state.optimizer.step()
         state.step += 1
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 def mixes(state: State) -> Iterator[Step]:
     """Train on mixtures of samples, drawn anew in each step."""
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         x, wanted = state.normal(1, 8, D), state.whole(2, 8, 8)
         other, part = torch.randperm(8).to(state.device), float(torch.rand(()))
         scores = state.call(part * x + (1 - part) * x[other])
         loss = part * functional.cross_entropy(scores, wanted)
         loss = loss + (1 - part) * functional.cross_entropy(scores, wanted[other])
-        loss.backward()
-        state.optimizer.step()
-        yield Step({"loss": loss.detach()})
+        yield state.descend(loss)
 
 
 def schedules(state: State) -> Iterator[Step]:
@@ -134,8 +127,7 @@ def queues(state: State) -> Iterator[Step]:
     """Compare with a queue of earlier keys, which another module makes that follows the first."""
     queue, place = functional.normalize(state.normal(9, 16, 8), dim=-1), 0
     while True:
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         query = functional.normalize(state.call(*ROWS(state)), dim=-1)
         with torch.no_grad():
             for own, other in zip(state["net"].parameters(), state["slow"].parameters(), strict=True):
@@ -157,8 +149,7 @@ def slow() -> dict[str, nn.Module]:
 def learns_values(state: State) -> Iterator[Step]:
     """Learn values of actions towards those of a copy that is renewed every third step."""
     for state.step in range(10**9):
-        state.mark()
-        state.optimizer.zero_grad()
+        state.begin_step()
         now, then, action = state.normal(1, 8, D), state.normal(2, 8, D), state.whole(3, 8, 8)
         with torch.no_grad():
             wanted = state.normal(4, 8) + 0.9 * state.call(then, module="slow").max(-1).values
@@ -187,12 +178,9 @@ def rolls_out(keep: str) -> Callable[[State], Iterator[Step]]:
                     values.append(state.call(state.normal(time, 8, D))[:, 0] if value is None else value[:, 0])
                 buffer[time] = values[-1]
             past = buffer if keep == "buffer" else torch.stack(values)
-            state.mark()
-            state.optimizer.zero_grad()
+            state.begin_step()
             loss = squares(state, state.call(state.normal(3, 8, D)) - past.mean(0)[:, None])
-            loss.backward()
-            state.optimizer.step()
-            yield Step({"loss": loss.detach()})
+            yield state.descend(loss)
 
     return loop
 
@@ -218,8 +206,7 @@ def sums_losses(rarely: bool) -> Callable[[State], Iterator[Step]]:
     def loop(state: State) -> Iterator[Step]:
         total, kept = torch.zeros((), device=state.device, dtype=state.parts.dtype), []
         for state.step in range(10**9):
-            state.mark()
-            state.optimizer.zero_grad()
+            state.begin_step()
             loss, _ = state.call(state.normal(state.step % 3, 8, D))
             loss.backward()
             state.optimizer.step()

@@ -48,7 +48,7 @@ def plain(result: Any) -> Any:
 
 @contextmanager
 def stood_in() -> Iterator[None]:
-    """While this holds, DTensors that a module makes of its own tensors are stand-ins."""
+    """Let DTensors that a module makes of its own tensors be stand-ins meanwhile."""
     with patch.object(DTensor, "from_local", _of_part):
         yield
 

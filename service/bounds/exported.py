@@ -34,6 +34,7 @@ from service.bounds.graph import (
     source_of,
 )
 from service.bounds.whole_functions import written_whole
+from service.formats.exported import source_line
 from service.torch_internals.table import internal_of
 from service.torch_internals.types import SCHEMA, OpOverload
 
@@ -174,7 +175,7 @@ class GraphBuilder:
         if (test := _test(operator, arguments)) is not None:
             asked = arguments["self"]
             shape = self.shapes[asked.name]
-            self._add(Node(fx.name, test, {"self": asked}, shape, (shape,), _where(fx), source_of(fx)))
+            self._add(Node(fx.name, test, {"self": asked}, shape, (shape,), source_line(fx), source_of(fx)))
             return _Positive(Ref(fx.name))
         if operator == CHOOSING and isinstance(arguments["condition"], _Positive):
             operator, arguments = CHOICE, arguments | {"condition": arguments["condition"].value}
@@ -188,7 +189,7 @@ class GraphBuilder:
         viewed: Ref | None = arguments["self"] if operator in VIEWS and inputs == (shape,) else None
         if viewed is not None and viewed != Ref(self.nodes[0].name):
             return viewed  # exporters write many of these, and every pass would go through them
-        self._add_canonical(Node(fx.name, operator, arguments, shape, inputs, _where(fx), source_of(fx)))
+        self._add_canonical(Node(fx.name, operator, arguments, shape, inputs, source_line(fx), source_of(fx)))
         return Ref(fx.name)
 
     def _add_canonical(self, node: Node) -> None:
@@ -380,16 +381,6 @@ def _reaching(nodes: Sequence[Node], output: str) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.name in needed)
 
 
-def _where(fx: FxNode) -> str:
-    """Return ``file.py:line`` of the innermost frame that the trace recorded."""
-    trace = str(fx.meta.get("stack_trace") or "")
-    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    if not frames:
-        return ""
-    file, line = frames[-1].split(", ")[:2]
-    return f"{file.removeprefix('File ').strip(chr(34)).rsplit('/', 1)[-1]}:{line.removeprefix('line ')}"
-
-
 def _at(fx: FxNode) -> str:
-    place = _where(fx)
+    place = source_line(fx)
     return f" at {place}" if place else ""

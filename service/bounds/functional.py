@@ -229,7 +229,7 @@ def _stand_in(*arguments: Any, **named: Any) -> Any:
 
 @contextmanager
 def recognised() -> Iterator[None]:
-    """While this holds, torch's collectives leave operators with rules in a trace. Without a started group it changes
+    """Let torch's collectives leave operators with rules in a trace meanwhile. Without a started group it changes
     nothing.
     """
     started = dist.is_available() and dist.is_initialized()

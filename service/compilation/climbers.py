@@ -27,6 +27,7 @@ from service.compilation.run.observation import Observation, RungCase
 from service.compilation.time_share import ENDLESS, TimeShare, given_up
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Phase
+from service.linux import signal_name
 
 _POLL_S = 0.1
 _OUT_OF_MEMORY = "OutOfMemoryError"
@@ -217,12 +218,13 @@ class _ClimbInProcesses:
         number = -code
         if number <= 0 or number in {signal.SIGKILL, signal.SIGTERM}:
             if process.alone:
-                raise HostFaultError(f"a process of the check was ended from outside ({_signal_name(number)})")
+                how = signal_name(number) if number > 0 else f"code {-number}"
+                raise HostFaultError(f"a process of the check was ended from outside ({how})")
             self.again += process.left
             return
         case = process.left[0]
         what = "compiled" if process.running == case else "uncompiled"
-        error = f"the {what} program crashes with {_signal_name(number)} at {case.rung.name}"
+        error = f"the {what} program crashes with {signal_name(number)} at {case.rung.name}"
         seen = Observation(case, error=error, crashed=True)
         self.found[case] = Climbed(Result(case, "fail_error", (Finding("fail_error", error),), seen))
         if others := [each for each in process.left if each.phase != case.phase]:
@@ -237,10 +239,3 @@ class _ClimbInProcesses:
         self.watcher.end(process.fork.pid)
         shared = self.forks.shared
         shared[PLAN] = shared[PLAN] or FINEST  # who was to choose it may be gone
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"code {-number}"

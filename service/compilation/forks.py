@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import mmap
 import os
@@ -18,6 +17,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from service.linux import die_with_parent, leave, open_files
+
 STOP, PLAN, HANDS_ON = 0, 1, 2
 """Places in the memory that all processes share: whether to stop, the number of the plan by which they climb, and
 whether the states of uncompiled runs are small enough to be handed on.
@@ -28,8 +29,6 @@ EXCHANGED = ("train: first run", "train: baseline", "inference: first run", "inf
 """What the processes of a phase make once for all of them."""
 RAISED = "raised"
 """The message with which a process sends the exception that ended it."""
-_PARENT_DEATH_SIGNAL = 1
-"""``PR_SET_PDEATHSIG`` of Linux's prctl."""
 _STACKS_S, _MOST_STACKS = 1.0, 1 << 16
 """How long a process may take to write its stacks, and how many bytes of them are read."""
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
@@ -127,23 +126,20 @@ class Forks:
         from_told, told = Pipe(duplex=False)
         sys.stdout.flush()
         sys.stderr.flush()
-        dumped = os.memfd_create("trivet-stacks")
+        dumped, parent = os.memfd_create("trivet-stacks"), os.getpid()
         pid = os.fork()
-        if pid:
-            tasks.close()
-            told.close()
-            return ForkedProcess(pid, to_tasks, from_told, dumped)
-        faulthandler.register(signal.SIGUSR1, dumped, all_threads=True)
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        try:
-            serve(Seat(tasks, told, self.shared, self.races, self.exchanged, eager))
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                told.send((RAISED, _make_sendable(error)))
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(0)
+        if pid == 0:
+            try:
+                faulthandler.register(signal.SIGUSR1, dumped, all_threads=True)
+                die_with_parent(parent)
+                serve(Seat(tasks, told, self.shared, self.races, self.exchanged, eager))
+            except BaseException as error:
+                with contextlib.suppress(OSError):
+                    told.send((RAISED, _make_sendable(error)))
+            leave(0)
+        tasks.close()
+        told.close()
+        return ForkedProcess(pid, to_tasks, from_told, dumped)
 
 
 def innermost(stacks: str) -> str:
@@ -157,14 +153,9 @@ def can_fork() -> bool:
     twice. They may not if that cannot be seen.
     """
     try:
-        entries = os.listdir("/proc/self/fd")  # noqa: PTH208 - names alone, before one of them is gone
+        return _MEMORY_DEVICE not in open_files()
     except OSError:
         return False
-    for entry in entries:
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{entry}") == _MEMORY_DEVICE:  # noqa: PTH115 - a name, not a path to follow
-                return False
-    return True
 
 
 def _make_sendable(error: BaseException) -> BaseException:

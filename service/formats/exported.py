@@ -149,3 +149,12 @@ def resolve(value: Any, reference: Callable[[str], Any], named: Callable[[str], 
         if key == DEVICE and inner is None:
             return device
     raise ExportedError(f"has a graph with the value {str(value)[:80]}")
+
+
+def source_line(node: Any) -> str:
+    """Return ``file.py:line`` of the innermost frame that the export recorded of a node of its graph; empty if none."""
+    frames = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines() if "File " in line]
+    if not frames:
+        return ""
+    file, line = frames[-1].split(", ")[:2]
+    return f"{Path(file.removeprefix('File ').strip(chr(34))).name}:{line.removeprefix('line ')}"

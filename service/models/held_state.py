@@ -7,8 +7,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -142,31 +141,6 @@ def check_attributes(network: nn.Module) -> None:
                     raise lost(kind, leaf, "a generator of random numbers, which a resumed run would begin anew")
                 if isinstance(one, Iterator):
                     raise lost(kind, leaf, "an iterator, which a resumed run would begin anew; make it in forward")
-
-
-@contextmanager
-def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Leave each part of the modules in training or in evaluation mode as it was: some may always be in evaluation. A
-    ``train`` of their own is called, which may do more than set the mode.
-    """
-    roots = list(modules)
-    were = [(part, part.training) for module in roots for part in module.modules()]
-    modes = [module.training for module in roots]
-    try:
-        yield
-    finally:
-        for module, mode in zip(roots, modes, strict=True):
-            module.train(mode)
-        for part, was in were:
-            part.training = was
-
-
-def begin_training(model: nn.Module) -> None:
-    """Put a model in training mode, but for parts that its constructor or its own ``train`` leaves in evaluation."""
-    resting = [part for part in model.modules() if not part.training]
-    model.train()
-    for part in resting:
-        part.training = False
 
 
 def attributes(network: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -100,7 +100,7 @@ class Program(Protocol):
 
     @property
     def period(self) -> int:
-        """Steps until every input shape has been seen."""
+        """Return the number of steps until every input shape has been seen."""
 
     def build(self, dtype: torch.dtype) -> Parts:
         """Return new modules, each time with the same float32 weights, converted to ``dtype``.

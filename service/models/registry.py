@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from service.jobs.plugins import ModelConfig
 from service.jobs.spec.families import FAMILIES
-from service.models.held_state import begin_training
 from service.models.initialize import Distribution, materialize
+from service.models.modes import begin_training
 from service.models.plain import PlainModel, build_plain, check_planned, check_ties
 from service.parallel.batch_norm import normalise_over
 from service.parallel.mesh import SINGLE, Axis, Mesh
@@ -69,22 +69,32 @@ def build(
     if part is None:
         part = Part() if mesh is None else Part(mesh.pp.rank, mesh.pp.size)
     device = torch.device(device)
-    model = _planned_or_plain(config, axis, device, seed or 0)
-    planned = cast(Model, model)
-    if not isinstance(model, PlainModel):
-        check_ties(model, is_cut=part.stages > 1)
-    cut(planned, part)
-    tie(model)  # before parameters are counted, drawn or divided: what both places share stays one, as a DTensor too
+    model = _plan_part(config, axis, device, seed or 0, part)
     if device.type == "meta" or isinstance(model, PlainModel):
-        for _, tensor in global_tensors(model):
-            tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
+        _convert_to(dtype, model)
     else:
-        materialize(model, planned.distribution, axis=axis, dtype=dtype, device=device, seed=seed)
+        materialize(model, cast(Model, model).distribution, axis=axis, dtype=dtype, device=device, seed=seed)
     distribute(model, mesh.tp_mesh if mesh is not None else None)
     if mesh is not None:
         normalise_over(model, mesh.dp if config.synchronises else SINGLE)
     begin_training(model)
     return model
+
+
+def _plan_part(config: FamilyConfig, axis: Axis, device: torch.device, seed: int, part: Part) -> nn.Module:
+    """Return the blocks of a part, not yet divided. Parameters in two places are one, and stay it as DTensors too."""
+    model = _planned_or_plain(config, axis, device, seed)
+    if not isinstance(model, PlainModel):
+        check_ties(model, is_cut=part.stages > 1)
+    cut(cast(Model, model), part)
+    tie(model)
+    return model
+
+
+def _convert_to(dtype: torch.dtype, model: nn.Module) -> None:
+    for _, tensor in global_tensors(model):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
 
 
 def _planned_or_plain(config: FamilyConfig, axis: Axis, device: torch.device, seed: int) -> nn.Module:

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from service.formats.archive import ArchiveError
 from service.formats.script import unpack_script
@@ -88,19 +88,14 @@ def _run_as_main(path: Path, arguments: Sequence[str]) -> None:
         code = 1
     finally:
         _flush_output()
-    if os.getpid() != own:
-        _end_fork(code)
+    if os.getpid() != own:  # a fork that ran past the script's end: only the rank goes on
+        os._exit(code if isinstance(code, int) else int(code is not None))
     for thread in set(threading.enumerate()) - before:
         if not thread.daemon:
             thread.join()
     if code not in (None, 0):
         said = f"with exit code {code}" if isinstance(code, int) else f"saying: {code}"
         raise ScriptExit(f"the script ended {said}")
-
-
-def _end_fork(code: object) -> NoReturn:
-    """End a process that the script has forked and that ran past the script's end: only the rank goes on."""
-    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _flush_output() -> None:

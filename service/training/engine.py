@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from service.jobs.plugins import IGNORED
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
-from service.models.held_state import modes_kept
+from service.models.modes import modes_kept
 from service.objectives import Objective
 from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree, resolve
@@ -199,30 +199,26 @@ def build_engine(
 
     Raises :class:`DisagreementError` if the ranks' specs describe different steps.
     """
-    agree(
-        {
-            "the number of micro-batches": spec.micro_batches,
-            "the global batch": spec.batch.global_,
-            "the schedule": "none" if schedule is None else schedule.name,
-        }
-    )
+    _agree_on_steps(spec, schedule)
     group = mesh.dp.group
     partly_used = [PartlyUsed(stage, group) for stage in stages.values() if group and not is_static(stage)]
     if schedule is None:
         before, partly = before_backward(spec.resolved_sharding), next(iter(partly_used), None)
         return AccumulationEngine(stages[0], objective, spec.micro_batches, shares, boundary, before, partly)
     observer = timeline(device)
-    return _PipelineEngine(
-        stages=stages,
-        objective=objective,
-        runtime=PipelineRuntime(
-            stages, mesh, device=device, owners=schedule.owners, observer=observer, boundary=boundary
-        ),
-        schedule=schedule,
-        evaluation=forward_only(schedule.owners, schedule.micro_batches),
-        shares=shares,
-        timeline=observer,
-        partly_used=partly_used,
+    runtime = PipelineRuntime(stages, mesh, device=device, owners=schedule.owners, observer=observer, boundary=boundary)
+    evaluation = forward_only(schedule.owners, schedule.micro_batches)
+    return _PipelineEngine(stages, objective, runtime, schedule, evaluation, shares, observer, partly_used)
+
+
+def _agree_on_steps(spec: TrainSpec, schedule: Schedule | None) -> None:
+    """Compare what the ranks will do in a step, or a rank would wait for messages that no other sends."""
+    agree(
+        {
+            "the number of micro-batches": spec.micro_batches,
+            "the global batch": spec.batch.global_,
+            "the schedule": "none" if schedule is None else schedule.name,
+        }
     )
 
 

@@ -28,6 +28,7 @@ from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
 from service.parallel.pipeline.stage import Part
 from service.schedules import generator
+from service.schedules.schedule import Schedule
 from service.training.engine import Engine, SharesOfLabels, SharesOfSamples, build_engine
 from service.training.gate import allowed_modes, load_caches, lowest_mode
 from service.training.gradients import TiedStages
@@ -141,19 +142,15 @@ def assemble(
 ) -> Training:
     """Build the parts of a run over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
     objective = _build_objective(spec, mesh, inputs.config)
-    whole = build(inputs.config, device="meta")
-    pipeline, pp = spec.pipeline, spec.parallel.pp
-    schedule = generator(pipeline.schedule)(pp, pipeline.stages_per_rank, spec.micro_batches) if pp > 1 else None
+    dataset = _count_labels(spec, inputs.dataset, objective)
+    schedule = _plan_pipeline(spec)
     owners = (0,) if schedule is None else schedule.owners
-    dataset = inputs.dataset
-    if not objective.ignores:
-        dataset = without_ignored(dataset, f"objective.name={spec.objective.name!r}")
-    stages = _build_stages(spec, device, mesh, inputs, objective=objective, owners=owners)
-    for line in _costs(spec, inputs, stages.values()):
-        context.report.log(line)
+    stages = _build_stages(spec, context, device, mesh, inputs, objective=objective, owners=owners)
     boundary = StepBoundary({f"stage {number}": stage for number, stage in stages.items()})
     shares = SharesOfLabels(mesh.dp.group) if may_ignore(dataset.train) else SharesOfSamples(spec.batch.global_)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule, shares=shares)
+    whole = build(inputs.config, device="meta")
+    tells = mesh.dp.rank == 0 and mesh.tp.rank == 0
     return Training(
         spec=spec,
         context=context,
@@ -166,19 +163,26 @@ def assemble(
         stages=stages,
         tied=TiedStages.between(stages, owners, mesh),
         boundary=boundary,
-        usage=UsageMetrics(
-            spec.counters,
-            context,
-            boundary,
-            tells=mesh.dp.rank == 0 and mesh.tp.rank == 0,
-            micro_batches=spec.micro_batches,
-        ),
+        usage=UsageMetrics(spec.counters, context, boundary, tells=tells, micro_batches=spec.micro_batches),
         engine=engine,
         updater=updater_for(spec.optimizer, stages.values(), whole, device),
         compile_modes=inputs.compile_modes,
         parameters=sum(parameter.numel() for parameter in whole.parameters()),
         origin={"parallel": spec.parallel.model_dump(), "data_sha256": dataset.sha256, "labels_sha256": inputs.labels},
     )
+
+
+def _count_labels(spec: TrainSpec, dataset: Dataset, objective: Objective) -> Dataset:
+    """Return the data set with labels that all count, unless the objective leaves out the ignored ones."""
+    return dataset if objective.ignores else without_ignored(dataset, f"objective.name={spec.objective.name!r}")
+
+
+def _plan_pipeline(spec: TrainSpec) -> Schedule | None:
+    """Return the schedule of the pipeline's ranks; ``None`` without a pipeline."""
+    if spec.parallel.pp == 1:
+        return None
+    pipeline = spec.pipeline
+    return generator(pipeline.schedule)(spec.parallel.pp, pipeline.stages_per_rank, spec.micro_batches)
 
 
 def _costs(spec: TrainSpec, inputs: TrainingInputs, stages: Iterable[nn.Module]) -> Iterator[str]:
@@ -203,6 +207,7 @@ def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Object
 
 def _build_stages(
     spec: TrainSpec,
+    context: RunContext,
     device: torch.device,
     mesh: Mesh,
     inputs: TrainingInputs,
@@ -210,7 +215,9 @@ def _build_stages(
     objective: Objective,
     owners: Sequence[int],
 ) -> dict[int, nn.Module]:
-    """Build the stages that this rank owns, by number: draw or load their weights, and apply the recipe to them."""
+    """Build the stages that this rank owns, by number: draw or load their weights, and apply the recipe to them. Log
+    what they cost.
+    """
     modes = inputs.compile_modes
     stages = {}
     for part in (Part(stage, len(owners)) for stage, owner in enumerate(owners) if owner == mesh.pp.rank):
@@ -221,4 +228,6 @@ def _build_stages(
         compile_mode = COMPILE_MODES[lowest_mode(modes)] if modes else None
         parallelize(stage, inputs.recipe, mesh, units=objective.units(stage), compile_mode=compile_mode)
         stages[part.stage] = stage
+    for line in _costs(spec, inputs, stages.values()):
+        context.report.log(line)
     return stages

@@ -54,6 +54,11 @@ def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
+def job_of(client: TestClient, job_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()
+    return found
+
+
 @dataclass
 class Worker:
     """Stands in for a host: claims what is placed on it and reports what a test says."""

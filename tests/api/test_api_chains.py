@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_world import COMPILE, TRAIN, VERIFY, Worker, submit
+from api_world import COMPILE, TRAIN, VERIFY, Worker, job_of, submit
 from fastapi.testclient import TestClient
-
-from service.jobs.records import AttemptRef
 
 JOBS: dict[str, dict[str, Any]] = {
     "gated": {**TRAIN, "compile": {"train": True, "gate": "check"}, "after": ["verify"]},
@@ -28,21 +26,8 @@ def jobs_of(client: TestClient, parent: str) -> dict[str, dict[str, Any]]:
     return {job["parameters"]["job"]: job for job in reversed(page["items"])}
 
 
-def get(client: TestClient, job_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()
-    return found
-
-
-def run(worker: Worker, job: dict[str, Any]) -> AttemptRef:
-    worker.beat()
-    worker.store.attempts.place()
-    ref = AttemptRef(job["id"], worker.store.jobs.get(job["id"]).attempt, worker.name)
-    worker.store.attempts.claim(ref, "supervisor")
-    return ref
-
-
 def test_a_chain_is_a_parent_and_its_jobs_name_each_other(client: TestClient) -> None:
-    parent = get(client, submit(client, chain(labels={"team": "a"})))
+    parent = job_of(client, submit(client, chain(labels={"team": "a"})))
     assert (parent["state"], parent["kind"], parent["progress"]["total"]) == ("running", "chain", 4)
     assert parent["spec"]["jobs"]["verify"]["model"] == {"job": "train"}
     jobs = jobs_of(client, parent["id"])
@@ -68,9 +53,11 @@ def test_a_chain_runs_in_order_and_has_the_results_by_name(client: TestClient, w
     parent = submit(client, chain())
     jobs = jobs_of(client, parent)
     for number, name in enumerate(jobs):
-        assert get(client, parent)["state"] == "running"
-        worker.succeed(run(worker, jobs[name]), {"loss": number / 3, "long": ["x" * 20_000] if name == "check" else []})
-    over = get(client, parent)
+        assert job_of(client, parent)["state"] == "running"
+        worker.succeed(
+            worker.start(jobs[name]["id"]), {"loss": number / 3, "long": ["x" * 20_000] if name == "check" else []}
+        )
+    over = job_of(client, parent)
     assert (over["state"], over["progress"]["done"]) == ("succeeded", 4)
     order = list(jobs)
     assert over["result"] == {
@@ -84,23 +71,23 @@ def test_a_chain_runs_in_order_and_has_the_results_by_name(client: TestClient, w
 def test_a_chain_whose_link_breaks_fails_and_is_retried_as_a_whole(client: TestClient, worker: Worker) -> None:
     parent = submit(client, chain())
     jobs = jobs_of(client, parent)
-    worker.succeed(run(worker, jobs["train"]))
-    worker.succeed(run(worker, jobs["check"]))
-    worker.fail(run(worker, jobs["verify"]))
-    over = get(client, parent)
+    worker.succeed(worker.start(jobs["train"]["id"]))
+    worker.succeed(worker.start(jobs["check"]["id"]))
+    worker.fail(worker.start(jobs["verify"]["id"]))
+    over = job_of(client, parent)
     assert (over["state"], over["error"]["message"]) == ("failed", "2 of its 4 jobs failed")
-    assert get(client, jobs["gated"]["id"])["error"]["type"] == "DependencyFailed"
+    assert job_of(client, jobs["gated"]["id"])["error"]["type"] == "DependencyFailed"
     assert client.post(f"/v1/jobs/{parent}/retry").json()["state"] == "running"
-    assert get(client, jobs["gated"]["id"])["reason"] == f"waits for {jobs['verify']['id']}"
+    assert job_of(client, jobs["gated"]["id"])["reason"] == f"waits for {jobs['verify']['id']}"
     for name in ("verify", "gated"):
-        worker.succeed(run(worker, jobs[name]))
-    assert get(client, parent)["state"] == "succeeded"
+        worker.succeed(worker.start(jobs[name]["id"]))
+    assert job_of(client, parent)["state"] == "succeeded"
 
 
 def test_a_cancel_ends_all_jobs_of_a_chain(client: TestClient, worker: Worker) -> None:
     parent = submit(client, chain())
     jobs = jobs_of(client, parent)
-    worker.succeed(run(worker, jobs["train"]))
+    worker.succeed(worker.start(jobs["train"]["id"]))
     assert client.post(f"/v1/jobs/{parent}/cancel").json()["state"] == "cancelled"
     states = {name: job["state"] for name, job in jobs_of(client, parent).items()}
     assert states == {"train": "succeeded", "verify": "cancelled", "check": "cancelled", "gated": "cancelled"}

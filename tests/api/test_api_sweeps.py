@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_world import TRAIN, VERIFY, Keys, Worker, bearer, submit
+from api_world import TRAIN, VERIFY, Keys, Worker, bearer, job_of, submit
 from fastapi.testclient import TestClient
 
-from service.jobs.records import AttemptRef
 from service.jobs.spec.common import STATES
 from service.jobs.store import Store
 
@@ -25,27 +24,13 @@ def jobs_of(client: TestClient, parent: str) -> list[dict[str, Any]]:
     return list(reversed(page["items"]))
 
 
-def get(client: TestClient, job_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()
-    return found
-
-
 def counts(client: TestClient, parent: str) -> dict[str, int]:
-    children = get(client, parent)["children"]
+    children = job_of(client, parent)["children"]
     return {state: count for state, count in children.items() if isinstance(count, int) and count}
 
 
-def run(worker: Worker, job_id: str) -> AttemptRef:
-    """Start a job that is placed already or is going to be."""
-    worker.beat()
-    worker.store.attempts.place()
-    ref = AttemptRef(job_id, worker.store.jobs.get(job_id).attempt, worker.name)
-    worker.store.attempts.claim(ref, "supervisor")
-    return ref
-
-
 def test_a_sweep_is_a_parent_and_a_job_for_each_combination(client: TestClient) -> None:
-    parent = get(client, sweep(client, labels={"team": "a"}))
+    parent = job_of(client, sweep(client, labels={"team": "a"}))
     assert (parent["state"], parent["kind"], parent["sweep"], parent["placement"]) == ("running", "train", None, [])
     assert parent["progress"] == {**parent["progress"], "done": 0, "total": 4, "unit": "jobs"}
     assert counts(client, parent["id"]) == {"total": 4, "queued": 4}
@@ -64,8 +49,8 @@ def test_a_sweep_succeeds_with_all_its_jobs_and_names_the_best(client: TestClien
     parent = sweep(client)
     jobs = jobs_of(client, parent)
     for job, loss in zip(jobs, (0.5, 0.25, 0.75, 0.3), strict=True):
-        assert get(client, parent)["state"] == "running"
-        worker.succeed(run(worker, job["id"]), {"loss": loss})
+        assert job_of(client, parent)["state"] == "running"
+        worker.succeed(worker.start(job["id"]), {"loss": loss})
     over = client.get(f"/v1/jobs/{parent}", params={"wait_s": 30}).json()
     assert (over["state"], over["progress"]["done"]) == ("succeeded", 4)
     assert over["children"]["best"] == {"job": jobs[1]["id"], "value": 0.25}
@@ -76,27 +61,27 @@ def test_a_sweep_succeeds_with_all_its_jobs_and_names_the_best(client: TestClien
 
 def test_a_metric_that_no_result_has_names_no_best(client: TestClient, worker: Worker) -> None:
     parent = sweep(client, {"list": [{"seed": 1}], "best": {"metric": "eval.accuracy", "mode": "max"}})
-    worker.succeed(run(worker, jobs_of(client, parent)[0]["id"]), {"eval": 3, "loss": 1.0})
-    assert get(client, parent)["children"]["best"] is None
-    assert get(client, parent)["state"] == "succeeded"
+    worker.succeed(worker.start(jobs_of(client, parent)[0]["id"]), {"eval": 3, "loss": 1.0})
+    assert job_of(client, parent)["children"]["best"] is None
+    assert job_of(client, parent)["state"] == "succeeded"
 
 
 def test_failed_jobs_fail_the_sweep_and_are_retried_with_it(client: TestClient, worker: Worker) -> None:
     parent = sweep(client, {"grid": {"seed": [1, 2, 3]}})
     first, second, third = (job["id"] for job in jobs_of(client, parent))
-    worker.fail(run(worker, first))
-    worker.succeed(run(worker, second))
+    worker.fail(worker.start(first))
+    worker.succeed(worker.start(second))
     assert client.post(f"/v1/jobs/{parent}/retry").status_code == 409
-    worker.fail(run(worker, third))
-    over = get(client, parent)
+    worker.fail(worker.start(third))
+    over = job_of(client, parent)
     assert (over["state"], over["error"]["message"]) == ("failed", "2 of its 3 jobs failed")
     again = client.post(f"/v1/jobs/{parent}/retry")
     assert (again.status_code, again.json()["state"], again.json()["error"]) == (202, "running", None)
     assert counts(client, parent) == {"total": 3, "queued": 2, "succeeded": 1}
     assert again.json()["progress"]["done"] == 1
     for job_id in (first, third):
-        worker.succeed(run(worker, job_id))
-    assert get(client, parent)["state"] == "succeeded"
+        worker.succeed(worker.start(job_id))
+    assert job_of(client, parent)["state"] == "succeeded"
 
 
 def test_a_sweep_of_two_hundred_of_which_a_quarter_fails_is_retried_for_that_quarter(
@@ -107,44 +92,44 @@ def test_a_sweep_of_two_hundred_of_which_a_quarter_fails_is_retried_for_that_qua
     assert [job["parameters"]["seed"] for job in jobs] == list(range(200))
     failing = [job["id"] for job in jobs if job["parameters"]["seed"] % 4 == 0]
     for job in jobs:
-        ref = run(worker, job["id"])
+        ref = worker.start(job["id"])
         if job["id"] in failing:
             worker.fail(ref)
         else:
             worker.succeed(ref, {"loss": 200.0 - job["parameters"]["seed"]})
-    over = get(client, parent)
+    over = job_of(client, parent)
     assert (over["state"], over["error"]["message"]) == ("failed", "50 of its 200 jobs failed")
     assert counts(client, parent) == {"total": 200, "failed": 50, "succeeded": 150}
     assert over["children"]["best"] == {"job": jobs[199]["id"], "value": 1.0}
     client.post(f"/v1/jobs/{parent}/retry")
     assert counts(client, parent) == {"total": 200, "queued": 50, "succeeded": 150}
     for job_id in failing:
-        worker.succeed(run(worker, job_id), {"loss": 0.5})
-    assert get(client, parent)["state"] == "succeeded"
+        worker.succeed(worker.start(job_id), {"loss": 0.5})
+    assert job_of(client, parent)["state"] == "succeeded"
 
 
 def test_one_job_that_is_retried_reopens_its_sweep(client: TestClient, worker: Worker) -> None:
     parent = sweep(client, {"grid": {"seed": [1, 2]}})
     first, second = (job["id"] for job in jobs_of(client, parent))
-    worker.succeed(run(worker, first))
+    worker.succeed(worker.start(first))
     client.post(f"/v1/jobs/{second}/cancel")
-    assert get(client, parent)["state"] == "cancelled"
+    assert job_of(client, parent)["state"] == "cancelled"
     client.post(f"/v1/jobs/{second}/retry")
-    assert (get(client, parent)["state"], get(client, parent)["ended_at"]) == ("running", None)
-    worker.succeed(run(worker, second))
-    assert get(client, parent)["state"] == "succeeded"
+    assert (job_of(client, parent)["state"], job_of(client, parent)["ended_at"]) == ("running", None)
+    worker.succeed(worker.start(second))
+    assert job_of(client, parent)["state"] == "succeeded"
 
 
 def test_a_cancel_ends_all_jobs_of_a_sweep(client: TestClient, worker: Worker, store: Store) -> None:
     parent = sweep(client, {"grid": {"seed": [1, 2, 3]}})
     first, second, third = (job["id"] for job in jobs_of(client, parent))
-    worker.succeed(run(worker, first))
-    running = run(worker, second)
+    worker.succeed(worker.start(first))
+    running = worker.start(second)
     assert client.post(f"/v1/jobs/{parent}/cancel").json()["state"] == "cancelling"
-    assert (get(client, second)["state"], get(client, third)["state"]) == ("cancelling", "cancelled")
+    assert (job_of(client, second)["state"], job_of(client, third)["state"]) == ("cancelling", "cancelled")
     assert store.attempts.renew(running) == "stop"
     worker.fail(running)
-    assert get(client, parent)["state"] == "cancelled"
+    assert job_of(client, parent)["state"] == "cancelled"
     assert counts(client, parent) == {"total": 3, "succeeded": 1, "cancelled": 2}
 
 
@@ -158,15 +143,15 @@ def test_what_needs_a_sweep_waits_for_all_its_jobs(client: TestClient, worker: W
     parent = sweep(client, {"grid": {"seed": [1, 2]}})
     after = submit(client, after=[parent])
     first, second = (job["id"] for job in jobs_of(client, parent))
-    worker.succeed(run(worker, first))
-    assert get(client, after)["reason"] == f"waits for {parent}"
-    worker.succeed(run(worker, second))
-    assert get(client, after)["reason"] != f"waits for {parent}"
+    worker.succeed(worker.start(first))
+    assert job_of(client, after)["reason"] == f"waits for {parent}"
+    worker.succeed(worker.start(second))
+    assert job_of(client, after)["reason"] != f"waits for {parent}"
     needed = submit(client)
     failing = sweep(client, after=[needed])
     last = submit(client, after=[failing])
     client.post(f"/v1/jobs/{needed}/cancel")
-    assert [get(client, job_id)["state"] for job_id in (failing, last)] == ["failed", "failed"]
+    assert [job_of(client, job_id)["state"] for job_id in (failing, last)] == ["failed", "failed"]
 
 
 def test_a_model_comes_from_a_job_of_a_sweep_and_not_from_the_sweep(client: TestClient) -> None:
@@ -268,11 +253,11 @@ def test_a_list_of_several_states(client: TestClient) -> None:
 def test_only_jobs_that_might_not_fail_again_are_queued_again(client: TestClient, worker: Worker) -> None:
     parent = sweep(client, {"grid": {"seed": [1, 2]}})
     impossible, unlucky = (each["id"] for each in jobs_of(client, parent))
-    worker.fail(run(worker, impossible), "no such layer\nsecond line", final=True)
-    worker.fail(run(worker, unlucky))
+    worker.fail(worker.start(impossible), "no such layer\nsecond line", final=True)
+    worker.fail(worker.start(unlucky))
     assert client.post(f"/v1/jobs/{parent}/retry").json()["state"] == "running"
-    assert [get(client, each)["state"] for each in (impossible, unlucky)] == ["failed", "queued"]
-    worker.fail(run(worker, unlucky), final=True)
+    assert [job_of(client, each)["state"] for each in (impossible, unlucky)] == ["failed", "queued"]
+    worker.fail(worker.start(unlucky), final=True)
     for asked in (impossible, parent):
         refused = client.post(f"/v1/jobs/{asked}/retry")
         assert refused.status_code == 409

@@ -109,26 +109,8 @@ def run_layout(
         targets.chunk(micro_batches),
         [1 / (micro_batches * spec.dp)] * micro_batches,
     )
-    found: dict[str, Any] = {}
-    for step in ("first", "second"):
-        values = runtime.run(plan, work)
-        deferred = runtime.split_backwards
-        found[f"{step}_gradients"] = max(distance(stage, gradients, gradients=True) for stage in stages.values())
-        if values and spec.dp == 1:
-            found[f"{step}_loss"] = abs(float(torch.stack(values).mean()) - loss)
-        for stage in stages.values():
-            stage.zero_grad()
-        evaluated = runtime.run(forward_only(plan.owners, micro_batches), work)
-        if evaluated and spec.dp == 1:
-            found[f"{step}_evaluated"] = abs(float(torch.stack(evaluated).mean()) - loss)
-    gathered = full_weights.gather(stages.values(), grid)
-    if grid.rank == 0:
-        assert gathered.keys() == weights.keys()
-        found["gathered"] = max(float((gathered[name] - weights[name].cpu()).abs().max()) for name in weights)
-    other = build(config, dtype=torch.float64, device=device, seed=8).state_dict()
-    for stage in stages.values():
-        load_into(stage, other)
-    found["loaded"] = max(distance(stage, other, gradients=False) for stage in stages.values())
+    found, deferred = _compare_steps(runtime, stages, plan, work, gradients, loss=loss if spec.dp == 1 else None)
+    found |= _compare_weights(config, grid, stages, weights, device)
     return {
         "worst": max(found.values()),
         "found": found,
@@ -136,6 +118,46 @@ def run_layout(
         "buffers": runtime.transport.pool.allocated,
         "bound": verify(plan).peak_buffers[grid.pp.rank],
     }
+
+
+def _compare_steps(
+    runtime: PipelineRuntime,
+    stages: dict[int, Any],
+    plan: Schedule,
+    work: Work,
+    gradients: dict[str, Tensor],
+    *,
+    loss: float | None,
+) -> tuple[dict[str, float], int]:
+    """Distances of two steps and two evaluations, of losses too where one is given; backwards that were split."""
+    found: dict[str, float] = {}
+    deferred = 0
+    for step in ("first", "second"):
+        values = runtime.run(plan, work)
+        deferred = runtime.split_backwards
+        found[f"{step}_gradients"] = max(distance(stage, gradients, gradients=True) for stage in stages.values())
+        for stage in stages.values():
+            stage.zero_grad()
+        evaluated = runtime.run(forward_only(plan.owners, plan.micro_batches), work)
+        for name, each in (("loss", values), ("evaluated", evaluated)):
+            if each and loss is not None:
+                found[f"{step}_{name}"] = abs(float(torch.stack(each).mean()) - loss)
+    return found, deferred
+
+
+def _compare_weights(
+    config: FamilyConfig, grid: mesh.Mesh, stages: dict[int, Any], weights: dict[str, Tensor], device: torch.device
+) -> dict[str, float]:
+    """Distances of the whole weights, gathered on the first rank, and of others after they were loaded."""
+    found: dict[str, float] = {}
+    gathered = full_weights.gather(stages.values(), grid)
+    if grid.rank == 0:
+        assert gathered.keys() == weights.keys()
+        found["gathered"] = max(float((gathered[name] - weights[name].cpu()).abs().max()) for name in weights)
+    other = build(config, dtype=torch.float64, device=device, seed=8).state_dict()
+    for stage in stages.values():
+        load_into(stage, other)
+    return found | {"loaded": max(distance(stage, other, gradients=False) for stage in stages.values())}
 
 
 def recompute_blocks(stage: Any) -> None:

@@ -22,13 +22,13 @@ from worker_fleet import SHORT_LEASES, Fleet, MortalBroker, all_gone, family, is
 from service.jobs.files import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
+from service.linux import uptime
 from workers.event_protocol import STOP, lease_until
-from workers.linux import uptime
 from workers.supervisor import keeper
 
 pytestmark = pytest.mark.waits
 
-LOYAL = "from workers.linux import die_with_parent; die_with_parent(); import time; time.sleep(3600)"
+LOYAL = "from service.linux import die_with_parent; die_with_parent(); import time; time.sleep(3600)"
 ON_A_HANGING_DISK = (sys.executable, str(Path(worker_fleet.__file__).with_name("hanging_disk_supervisor.py")))
 DAEMON = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '3600']); time.sleep(3600)"
 

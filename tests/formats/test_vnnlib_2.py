@@ -6,6 +6,7 @@ import random
 
 import pytest
 from uploaded_queries import query as version_1
+from uploaded_queries import refusal
 
 from service.formats.vnnlib import Halfspace, VnnlibError, parse, parse_networks, written
 
@@ -113,15 +114,6 @@ def test_a_job_takes_one_network_as_it_is(text: str, message: str) -> None:
     assert "trivet vnnlib verify" in str(refused.value)
 
 
-def refusal(text: str) -> str:
-    """What is said of a file; empty where it is read."""
-    try:
-        parse_networks(text)
-    except VnnlibError as error:
-        return str(error)
-    return ""
-
-
 def test_damaged_files_are_read_or_refused_with_their_line() -> None:
     draw, words = random.Random(2), [*"()[]<", '"h', "A", "H[9]", "==", "declare-input", "real [1", "-1e", "<2.0>", ""]
     tokens = f"{PAIR}(assert (> (+ H[1] C[0]) (* 2 F[0])))".replace("(", " ( ").replace(")", " ) ").split(" ")
@@ -130,7 +122,7 @@ def test_damaged_files_are_read_or_refused_with_their_line() -> None:
         for _ in range(draw.randint(1, 3)):
             place = draw.randrange(len(damaged))
             damaged[place : place + draw.randint(0, 2)] = draw.choices(words, k=draw.randint(0, 2))
-        said = refusal(" ".join(damaged))
+        said = refusal(parse_networks, " ".join(damaged))
         assert not said or said.startswith("line ")
         assert len(said) < 300
 

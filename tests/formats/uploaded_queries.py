@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from onnx import TensorProto, helper
 
+from service.formats.vnnlib import VnnlibError
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plugins import CheckContext
 from service.jobs.records import Problem
@@ -17,6 +19,15 @@ from service.jobs.submission.check import check
 
 MODEL, FIRST, SECOND = ("file_" + digit * 64 for digit in "123")
 MLP = {"family": "mlp", "in_features": 2, "hidden": [4], "out_features": 1}
+
+
+def refusal(read: Callable[[str], object], text: str) -> str:
+    """What is said of a text; empty where it is read."""
+    try:
+        read(text)
+    except VnnlibError as error:
+        return str(error)
+    return ""
 
 
 def query(inputs: int = 2, outputs: int = 1, rest: str = "(assert (<= Y_0 0))") -> str:

@@ -13,9 +13,9 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from service.linux import die_with_parent, present_as
 from workers import forks
 from workers.launcher import folder_rendezvous, forked_ranks
-from workers.linux import die_with_parent, present_as
 from workers.supervisor import group
 
 BEFOREHAND = (

@@ -28,7 +28,7 @@ import launching
 import pytest
 
 from service.garbage import uncollected
-from workers.linux import die_with_parent
+from service.linux import die_with_parent
 
 INDEX_BYTES = 4
 SECONDS_OF_TESTS = "trivet/seconds-of-tests"

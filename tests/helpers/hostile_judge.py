@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from hostile_graphs import hostile
-from onnx_jobs import upload
 from verify_jobs import context
 
+from benchmarks.recording_reporter import upload
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, BoundOptions

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import psutil
 import pytest
 
-from workers.linux import ROOM
+from service.linux import ROOM
 
 ROOT = Path(__file__).parents[2]
 HELPERS = Path(__file__).parent

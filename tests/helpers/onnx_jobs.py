@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
 from onnx_models import dense
 
+from benchmarks.recording_reporter import upload
 from service.bounds.onnx import load
 from service.jobs.files import DataLayout
 from service.jobs.spec.verify import VerifySpec
@@ -19,14 +19,6 @@ DECLARED = "".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "X_
 
 
 BOX = "".join(f"(assert (<= X_{index} 1))(assert (>= X_{index} -1))" for index in range(3))
-
-
-def upload(data: DataLayout, content: bytes) -> str:
-    name = f"file_{hashlib.sha256(content).hexdigest()}"
-    if not data.file(name).exists():  # as when another rank, which may be reading it, has uploaded it
-        data.file(name).parent.mkdir(parents=True, exist_ok=True)
-        data.file(name).write_bytes(content)
-    return name
 
 
 def specification(data: DataLayout, query: str, **fields: Any) -> VerifySpec:

@@ -16,8 +16,17 @@ from onnx_models import dense, model, node, weights
 
 def small_models() -> dict[str, bytes]:
     """By what is in them; together they have attributes, constants and initializers of every common type."""
+    return {
+        "dense": dense([3, 4, 2]),
+        "convolution": _convolution(),
+        "arithmetic": _arithmetic(),
+        "normalised": _normalised(),
+    }
+
+
+def _convolution() -> bytes:
     shape = numpy_helper.from_array(np.array([1, 18]), "shape")
-    convolution = model(
+    return model(
         [
             node("Conv", ["x", "w", "b"], "c", kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]),
             node("LeakyRelu", ["c"], "a", alpha=0.1),
@@ -28,7 +37,10 @@ def small_models() -> dict[str, bytes]:
         [1, 1, 5, 5],
         {"w": weights(2, 1, 3, 3), "b": weights(2), "v": weights(3, 18)},
     )
-    arithmetic = model(
+
+
+def _arithmetic() -> bytes:
+    return model(
         [
             node("Unsqueeze", ["x", "axes"], "u"),
             node("Concat", ["u", "u"], "d", axis=2),
@@ -50,7 +62,10 @@ def small_models() -> dict[str, bytes]:
             "most": np.float32(1),
         },
     )
-    normalised = model(
+
+
+def _normalised() -> bytes:
+    return model(
         [
             node("BatchNormalization", ["x", "scale", "shift", "mean", "variance"], "n", epsilon=1e-3),
             node("Elu", ["n"], "e", alpha=0.7),
@@ -63,12 +78,6 @@ def small_models() -> dict[str, bytes]:
             "pads": np.array([0, 0, 0, 0, 0, 0, 1, 1]),
         },
     )  # fmt: skip
-    return {
-        "dense": dense([3, 4, 2]),
-        "convolution": convolution,
-        "arithmetic": arithmetic,
-        "normalised": normalised,
-    }
 
 
 def of_bytes(data: bytes, draw: random.Random) -> bytes:

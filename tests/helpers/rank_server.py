@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from service.garbage import uncollected
-from workers.linux import ROOM, die_with_parent
+from service.linux import ROOM, die_with_parent
 
 BEFOREHAND = (
     *forked_supervisors.BEFOREHAND,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks import recording_reporter
 from benchmarks.recording_reporter import RecordingReporter
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
@@ -155,8 +155,4 @@ def _stopper(after: int | None) -> Callable[[], bool]:
 
 def upload(folder: Path, content: bytes) -> str:
     """Put ``content`` where uploads lie and return the id of the file."""
-    file = f"file_{hashlib.sha256(content).hexdigest()}"
-    path = DataLayout(folder).file(file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return file
+    return recording_reporter.upload(DataLayout(folder), content)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from service.models.held_state import HeldState, modes_kept
+from service.models.held_state import HeldState
+from service.models.modes import modes_kept
 from service.models.parallelize import apply_activation_checkpoint
 
 

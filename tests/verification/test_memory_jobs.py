@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import io
+import time
 import zipfile
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from lanes import slow_but_for
-from limited_memory import LimitedMemory
+from limited_memory import OPTIMISTIC, Claims, LimitedMemory, size_of
+from meshes import start_mesh
+from nets import mlp
 from onnx_jobs import BOX, DECLARED, upload
 from onnx_models import dense
 from pydantic import ValidationError
+from search_problems import exact_minimum, model_from, specification_of, split_activations, split_inputs
+from torch import nn
 from verify_jobs import context, specification
 
-from service.bounds.memory import SystemMeter
-from service.bounds.methods import CROWN
+from service.bounds.interval import Interval
+from service.bounds.memory import MemoryBudget, MemoryShortageError, SystemMeter
+from service.bounds.methods import CROWN, METHODS, BoundOptions
+from service.bounds.network import prepare
 from service.jobs.files import DataLayout
+from service.jobs.spec.common import ParallelSpec
+from service.jobs.spec.model import MlpConfig
 from service.jobs.spec.verify import VerifySpec
+from service.models import build
+from service.parallel import distributed
+from service.parallel.mesh import Axis, Mesh
+from service.parallel.mesh import build as build_mesh
 from service.verification import job
+from service.verification.bab.search_group import SearchGroup
 
 QUERY = DECLARED + BOX + "(assert (>= Y_0 1000))"
 
@@ -119,37 +134,23 @@ def test_a_batch_that_does_not_fit_is_bounded_in_smaller_ones(
 
 
 def searches_and_bounds_with_little_memory() -> dict[str, Any]:
-    import time
-    from dataclasses import replace
+    searched, reasons = search_with_little_memory(start_mesh(dp_replicate=2).dp)
+    bounded = bound_with_little_memory(build_mesh(ParallelSpec(tp=2), "cpu"))
+    distributed.stop()
+    return {"found": searched | bounded, "reasons": reasons}
 
-    from limited_memory import OPTIMISTIC, Claims, size_of
-    from nets import mlp
-    from search_problems import exact_minimum, model_from, specification_of, split_activations, split_inputs
-    from torch import nn
 
-    from service.bounds.interval import Interval
-    from service.bounds.memory import MemoryBudget, MemoryShortageError
-    from service.bounds.methods import METHODS, BoundOptions
-    from service.bounds.network import prepare
-    from service.jobs.spec.common import ParallelSpec
-    from service.jobs.spec.model import MlpConfig
-    from service.models import build
-    from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
-    from service.verification.bab.search_group import SearchGroup
-
-    distributed.start("cpu")
-    search_group, tensor = build_mesh(ParallelSpec(dp_replicate=2), "cpu"), build_mesh(ParallelSpec(tp=2), "cpu")
-    rank, found, reasons = search_group.dp.rank, dict[str, Any](), dict[str, str]()
+def search_with_little_memory(axis: Axis) -> tuple[dict[str, Any], dict[str, str]]:
+    """The outcomes of searches, by how little memory the second rank has, and why some fell short."""
+    found, reasons = dict[str, Any](), dict[str, str]()
     one, row = torch.ones(3, dtype=torch.float64), torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
     goal = specification_of(-one, one, row, [exact_minimum(net, -one, one, row[0]) - 1.0], [0])
     for search in (split_inputs, split_activations):
-        subject = replace(
-            model_from(net, 3), search_group=SearchGroup(search_group.dp), options=BoundOptions(memory=OPTIMISTIC)
-        )
+        options = BoundOptions(memory=OPTIMISTIC)
+        subject = replace(model_from(net, 3), search_group=SearchGroup(axis), options=options)
         for room in (1000, 20_000, 2**30):
-            with LimitedMemory(size_of(net) + room if rank else 2**30, net):
+            with LimitedMemory(size_of(net) + room if axis.rank else 2**30, net):
                 try:
                     finding = search(subject, goal, CROWN, time.monotonic() + 600, lambda _: None)
                     outcome, shortage = finding.verdict.value, finding.shortage
@@ -157,19 +158,24 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
                     outcome, shortage = "short", error
             found[f"{search.__name__} {room}"] = outcome
             reasons[f"{search.__name__} {room}"] = "" if shortage is None else str(shortage)
-    module = build(MlpConfig(in_features=8, hidden=(8, 8), out_features=2), tensor, dtype=torch.float64, seed=1)
-    network = prepare(module.eval().requires_grad_(False), (8,), tensor.tp)
+    return found, reasons
+
+
+def bound_with_little_memory(mesh: Mesh) -> dict[str, Any]:
+    """The entries of a part, by the memory that is free on the second tensor-parallel rank."""
+    found = dict[str, Any]()
+    module = build(MlpConfig(in_features=8, hidden=(8, 8), out_features=2), mesh, dtype=torch.float64, seed=1)
+    network = prepare(module.eval().requires_grad_(False), (8,), mesh.tp)
     box = Interval(-torch.ones(1, 8, dtype=torch.float64), torch.ones(1, 8, dtype=torch.float64))
     for name, free in (("none", 0), ("some", 2**14)):
-        memory = MemoryBudget(2**40, Claims(free if rank else 2**40))
+        memory = MemoryBudget(2**40, Claims(free if mesh.tp.rank else 2**40))
         try:
             with torch.no_grad():
                 analysis = METHODS["crown"](network, box, BoundOptions(memory=memory))
             found[name] = analysis.options.elements  # type: ignore[attr-defined]
         except MemoryShortageError:
             found[name] = "short"
-    distributed.stop()
-    return {"found": found, "reasons": reasons}
+    return found
 
 
 @pytest.mark.slow

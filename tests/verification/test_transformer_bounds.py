@@ -80,12 +80,11 @@ class Streams(nn.Module):
 
 def compare(alone: dict[str, Ends]) -> dict[str, dict[str, float]]:
     """Differences to one process, relative to the bounds' size, and how many relaxed values each rank has alone."""
-    from service.jobs.spec.common import ParallelSpec
-    from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
+    from meshes import start_mesh
 
-    distributed.start("cpu")
-    mesh = build_mesh(ParallelSpec(tp=2), "cpu")
+    from service.parallel import distributed
+
+    mesh = start_mesh(tp=2)
     found = {}
     for name, (sequence, fields) in CASES.items():
         models = transformer(**fields), transformer(mesh, **fields)

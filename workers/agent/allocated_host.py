@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workers.linux import die_with_parent
+from service.linux import die_with_parent
 
 
 def main(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.jobs.host import Process
-from workers.linux import ROOM
+from service.linux import ROOM
 from workers.supervisor.command import allowed
 from workers.supervisor.fork_server import READY
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from service.jobs.host import ISOLATION_PARTS
+from service.linux import forbid_new_privileges
 from workers.launcher import landlock, namespaces
 from workers.launcher.landlock import Grant
-from workers.linux import forbid_new_privileges
 
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06

@@ -24,9 +24,9 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from service.linux import leave, present_as
 from service.torch_internals.table import internal, set_internal
 from workers import forks
-from workers.linux import present_as
 
 _HANDLERS = "torch.distributed.elastic.multiprocessing.api.get_subprocess_handler"
 
@@ -78,7 +78,7 @@ def _run(
         code = _run_as_main(arguments)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    forks.end(code)
+    leave(code)
 
 
 def _begin_anew(environment: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.jobs.files import Folder, UnsafePathError
-from workers.linux import checked, forbid_new_privileges
+from service.linux import checked, forbid_new_privileges
 
 MINIMUM_ABI = 2
 """The first version that lets a process rename between its folders, as compilers' caches do."""

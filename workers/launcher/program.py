@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from service.garbage import uncollected
+from service.linux import ROOM, die_with_parent, present_as
 from workers import forks
 from workers.launcher.confinement import Confinement
 from workers.launcher.namespaces import enter_user_namespace
-from workers.linux import ROOM, die_with_parent, present_as
 
 OWN_NAMESPACES, PRELOAD = "--own-namespaces", "--preload"
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}

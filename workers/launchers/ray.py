@@ -22,10 +22,10 @@ from typing import Any
 
 import httpx2
 
+from service.linux import die_with_parent
 from workers.launchers import AllocatedHost, AllocationRequest, Booking, Launcher, LauncherContext, LauncherUnavailable
 from workers.launchers.asking import ANSWER_S, NAME, REPORT_S, OperatorOptions, errors_of, refused
 from workers.launchers.ray_job import HERE, PROGRAM, AskedDevices
-from workers.linux import die_with_parent
 
 _DASHBOARD = "http://127.0.0.1:8265"
 _MOST = 10_000

@@ -40,8 +40,8 @@ from service.jobs.runtime import (
     Stopwatch,
     connect,
 )
+from service.linux import die_with_parent, uptime
 from workers.event_protocol import LineSplitter
-from workers.linux import die_with_parent, uptime
 from workers.rank.stacks import write_on_request
 
 

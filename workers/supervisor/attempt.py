@@ -64,7 +64,7 @@ class _ClaimedPart:
 
     claim: Claim
     asked_at: float
-    """The time just before the claim was sent (:func:`workers.linux.uptime`), from which its lease counts."""
+    """The time just before the claim was sent (:func:`service.linux.uptime`), from which its lease counts."""
     order: SupervisorOrder
     program: tuple[str, ...]
     """The program that torchrun starts as ranks."""

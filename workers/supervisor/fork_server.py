@@ -22,8 +22,8 @@ import sys
 from collections.abc import Callable, Mapping
 
 from service.garbage import uncollected
+from service.linux import die_with_parent, present_as, use_large_pages
 from workers import forks
-from workers.linux import die_with_parent, present_as, use_large_pages
 from workers.supervisor.group import Group
 from workers.supervisor.image import ImportedImage
 

@@ -20,10 +20,10 @@ from typing import Protocol
 from service.jobs.events import OddWord, read_object
 from service.jobs.files import Folder, remove_tree
 from service.jobs.host import Process
+from service.linux import ROOM
 from workers import forks
 from workers.launcher import program as launcher
 from workers.launcher.confinement import Confinement
-from workers.linux import ROOM
 from workers.supervisor import keeper
 
 _KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
@@ -221,7 +221,7 @@ class Group:
             pipe.write(json.dumps(request).encode() + b"\n")
 
     def extend(self, until: float) -> None:
-        """Let the group run until the :func:`workers.linux.uptime` ``until``. Safe to call in any thread."""
+        """Let the group run until the :func:`service.linux.uptime` ``until``. Safe to call in any thread."""
         with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError):
             if self._life >= 0:
                 os.write(self._life, b"%.6f\n" % until)

@@ -22,7 +22,7 @@ from typing import Literal, ParamSpec, Protocol, TypeVar
 from service.jobs.files import DISK_FULL, DataLayout, full_disk
 from service.jobs.records import AttemptRef, Claim, Directive, JobError, PartOutcome, Superseded, UnknownSpec
 from service.jobs.store import Attempts, Store, StoreUnavailable
-from workers.linux import uptime
+from service.linux import uptime
 from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
 
 _RENEWALS_PER_LEASE = 5

@@ -80,7 +80,7 @@ class GrowingFile:
 
     @property
     def pending(self) -> int:
-        """Bytes that are not in the file yet."""
+        """Return the number of bytes that are not in the file yet."""
         with self._lock:
             return sum(map(len, self._pending))
 
@@ -132,7 +132,7 @@ class RotatedLog:
 
     @property
     def pending(self) -> int:
-        """Bytes that are not in the files yet."""
+        """Return the number of bytes that are not in the files yet."""
         return sum(file.pending for file in self._files())
 
     def write(self) -> None:

@@ -12,6 +12,7 @@ from service.jobs.events import LONGEST_MESSAGE, LONGEST_WORDS, ErrorEvent
 from service.jobs.files import DISK_FULL
 from service.jobs.records import JobError, PartOutcome
 from service.jobs.text import shortened
+from service.linux import signal_name
 
 Cause = Literal[
     "exited",
@@ -162,11 +163,11 @@ def traceback_name(attempt: int, rank: int) -> str:
 
 def _failure(evidence: Evidence) -> PartOutcome | None:
     if evidence.launcher_code is not None and evidence.launcher_code < 0:
-        name = _signal_name(-evidence.launcher_code)
+        name = signal_name(-evidence.launcher_code)
         return _lost_outcome("KeeperEnded", f"the process that keeps the group together was ended by {name}")
     if (number := _lost_its_launcher(evidence)) is not None:
         return _failed_outcome(
-            "LaunchFailed", f"torchrun was ended by {_signal_name(number)}{_quote(evidence.launcher_tail)}"
+            "LaunchFailed", f"torchrun was ended by {signal_name(number)}{_quote(evidence.launcher_tail)}"
         )
     cause = _find_killed(evidence) or _find_first_by_time(evidence) or _find_never_there(evidence)
     if isinstance(cause, _Death):
@@ -243,7 +244,7 @@ def _rank_died(rank: int, evidence: Evidence) -> PartOutcome:
     elif code == -signal.SIGKILL:
         how = f"was killed by SIGKILL; {_out_of_memory(evidence.oom_kills)}"
     elif code < 0:
-        how = f"was ended by {_signal_name(-code)}"
+        how = f"was ended by {signal_name(-code)}"
     else:
         how = f"exited with code {code} without reporting an error"
     wake = "".join(f"; rank {event['rank']} raised {event['error']}: {event['message']}" for event in evidence.errors)
@@ -316,10 +317,3 @@ def _cut(message: str) -> str:
 
 def _quote(lines: Sequence[str]) -> str:
     return "; its last lines: " + " | ".join(line.strip() for line in lines if line.strip()) if any(lines) else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -18,9 +18,9 @@ from typing import Literal, cast
 
 from service.jobs.events import ErrorEvent, Event, MalformedEvent
 from service.jobs.settings import MAX_LOG_BYTES
+from service.linux import weigh_session
 from workers import event_protocol
 from workers.event_protocol import STOP, Greeting, LineSplitter, TextLine, end_early, lease_until
-from workers.linux import weigh_session
 from workers.rank.stacks import REQUEST, answers
 from workers.supervisor.keeper import descendants
 from workers.supervisor.logs import LONGEST_LINE, RankLog, RotatedLog, printable
@@ -158,7 +158,7 @@ class RankSocket:
             rank.requests.close()
 
     def extend(self, until: float) -> None:
-        """Let the ranks live until the :func:`workers.linux.uptime` ``until``. Safe to call in any thread."""
+        """Let the ranks live until the :func:`service.linux.uptime` ``until``. Safe to call in any thread."""
         self._until = until
         for rank in list(self.ranks.values()):
             rank.ask(lease_until(until))
@@ -180,7 +180,7 @@ class RankSocket:
 
     @property
     def running(self) -> list[int]:
-        """Ranks that have greeted and not ended."""
+        """Return the ranks that have greeted and not ended."""
         return sorted(rank.number for rank in self.ranks.values() if rank.process is not None)
 
     def ask_for_stacks(self) -> None:

@@ -32,7 +32,7 @@ def minimum(x: Tensor, y: Tensor) -> Tensor:
 
 
 def two_pieces(x: Tensor, slope: Tensor | float) -> Tensor:
-    """The identity above 0 and ``slope`` below, for any slope, by one ReLU, so that nothing is lost."""
+    """Return the identity above 0 and ``slope`` below, for any slope, by one ReLU, so that nothing is lost."""
     return slope * x + (1 - slope) * torch.relu(x)
 
 
@@ -45,7 +45,7 @@ def rrelu(
 
 
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
-    """One slope for all entries, or one for each channel, dimension 1."""
+    """Apply one slope for all entries, or one for each channel, dimension 1."""
     return two_pieces(x, weight.reshape(-1, *[1] * (x.ndim - 2)) if x.ndim > 1 else weight)
 
 

@@ -35,7 +35,7 @@ def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def repeat(x: Tensor, repeats: Sequence[Any]) -> Tensor:
-    """``repeats`` for each dimension; new ones in front cannot be, since the batch is the first."""
+    """Repeat along each dimension; new ones in front cannot be, since the batch is the first."""
     if len(repeats) != x.ndim or repeats[0] != 1:
         raise NotImplementedError(f"a repetition {list(repeats)} that changes the batch")
     for dim, count in enumerate(repeats):
@@ -55,7 +55,7 @@ def cumulated(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
 
 
 def indexed(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """Constant indices into neighbouring dimensions: one selection from them, flattened."""
+    """Read at constant indices into neighbouring dimensions: one selection from them, flattened."""
     used = [dim for dim, index in enumerate(indices) if index is not None]
     chosen = [index for index in indices if index is not None]
     if not used or used[0] == 0 or used != list(range(used[0], used[-1] + 1)):
@@ -72,7 +72,7 @@ def indexed(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 
 def pad(x: Tensor, widths: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Every mode but ``constant`` repeats entries."""
+    """Repeat entries, in every mode but ``constant``."""
     if mode == "constant":
         padded: Tensor = aten.constant_pad_nd(x, list(widths), value or 0.0)
         return padded

@@ -141,7 +141,7 @@ def attention(  # noqa: PLR0917
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Softmax attention; excluded entries of a mask get a weight of 0 rather than a score of −∞."""
+    """Return softmax attention; excluded entries of a mask get a weight of 0 rather than a score of −∞."""
     if enable_gqa:
         raise NotImplementedError("attention with enable_gqa")
     if dropout_p:

@@ -82,7 +82,7 @@ def max_pool(  # noqa: PLR0917
 
 
 def max_pool_with_indices(x: Tensor, *arguments: object) -> tuple[Tensor, Tensor]:
-    """The indices exist only for the signature: a model that uses them is refused."""
+    """Return indices for the signature alone: a model that uses them is refused."""
     return max_pool(x, *arguments), x.new_empty(0)  # type: ignore[arg-type]
 
 

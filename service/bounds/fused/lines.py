@@ -62,7 +62,7 @@ class FreeSlopes:
 def propagate_lines(
     coefficients: Tensor | GatheredRows, lower: Tensor, upper: Tensor, below: Optional, above: Optional
 ) -> tuple[Tensor, Optional]:
-    """A positive coefficient takes the lower line, a negative one the upper line (CROWN, Zhang et al., 2018).
+    """Lead positive coefficients through the lower line, negative ones through the upper (CROWN, Zhang et al., 2018).
 
     All are ``(batch or 1, rows or 1, *shape)``; the bias is ``(batch, rows)``, absent without intercepts.
     """

@@ -102,7 +102,7 @@ class Addition(Elementwise, LinearOperator):
         return Roundings(scaled + repeats(node), node.size + 4 if has_constant(node, "self", "other") else 0)
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
-        """An addition rounds once, and not across 0; a factor before it is one rounding more."""
+        """Widen by one rounding of the sum, and not across 0; a factor before it is one rounding more."""
         if abs(float(node.arguments.get("alpha", 1))) == 1:
             moved = widened(computed, 0.0, 0.0)
             return Interval(

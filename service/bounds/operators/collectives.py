@@ -114,14 +114,18 @@ class ReduceFromGroup(_SumOverRanks):
 
 
 class _SideBySide(Collective):
-    """The ranks' values, put side by side by ``join``."""
+    """The ranks' values, put side by side by ``join``; backward ``part`` takes this rank's coefficients."""
 
     join: ClassVar[Callable[[RankGroup, Tensor, int], Tensor]]
+    part: ClassVar[Callable[[RankGroup, Tensor, int], Tensor]]
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
         lower, upper = type(self).join(tp_group, ends, dimension_of(node) + 1).unbind()
         return Interval(lower, upper)
+
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((type(self).part(tp_group, coefficients, dimension_of(node) + 1),))
 
     def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         """Join all ranks' rows, and keep this rank's slice of them: of its own tensor, so that gradients stay here."""
@@ -136,10 +140,7 @@ class GatherFromGroup(_SideBySide):
     overloads = ("trivet.gather_from_group.default",)
     crossing = Crossing.LEAVE
     adds_up = False
-    join = RankGroup.gather
-
-    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.own(coefficients, dimension_of(node) + 1),))
+    join, part = RankGroup.gather, RankGroup.own
 
 
 class ScatterToGroup(Begin):
@@ -170,10 +171,7 @@ class GatherWithReduce(_SideBySide):
     overloads = ("trivet.gather_with_reduce_from_group.default",)
     crossing = Crossing.WITHIN
     adds_up = True
-    join = RankGroup.join
-
-    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        return Propagated((tp_group.own_sum(coefficients, dimension_of(node) + 1),))
+    join, part = RankGroup.join, RankGroup.own_sum
 
 
 class ReduceScatter(_SumOverRanks):

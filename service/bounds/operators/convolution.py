@@ -73,7 +73,7 @@ class Convolution(LinearOperator):
 
     @backward_rule(IdentityRows)
     def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
-        """The rows are the kernels, at whichever position, or those of a matrix."""
+        """Return the kernels as the rows, at whichever position, or those of a matrix."""
         weight, bias = node.constant("weight"), node.arguments["bias"]
         matrices = _matrices_of(node) if tp_group.axis.size == 1 and node.arguments["groups"] == 1 else None
         if matrices is not None:

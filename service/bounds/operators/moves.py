@@ -73,7 +73,7 @@ class Reshape(ExactOperator):
         return replace(node, shape=lengths(block), input_shapes=(lengths(before),)), (before,)
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        """The dimension joins those after it, or is split; the dimensions before it keep their entries."""
+        """Join the dimension with those after it, or split it; the dimensions before it keep their entries."""
         cut, before = cuts[node.inputs[0]], node.input_shapes[0]
         outer = prod(before[: cut.dim])
         for dim, length in enumerate(node.shape):

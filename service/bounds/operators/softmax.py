@@ -41,7 +41,7 @@ class SoftmaxProduct(Product):
 
     @staticmethod
     def widths(bounds: Sequence[Interval]) -> Tensor:
-        """About how wide each entry is, ``(batch, *shape)``; it only steers the choice of m."""
+        """Return about how wide each entry is, ``(batch, *shape)``; it only steers the choice of m."""
         x, y = bounds
         ends = torch.stack([x.lower * y.lower, x.lower * y.upper, x.upper * y.lower, x.upper * y.upper]).detach()
         return (ends.amax(dim=0) - ends.amin(dim=0)).nan_to_num(nan=0.0, posinf=1.0)

@@ -4,7 +4,7 @@ they can be bounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,7 +20,7 @@ from service.formats.onnx.checks import (
     tensors_in,
 )
 from service.formats.onnx.content import LARGEST, LARGEST_READ, TooLargeError, message_of, unpacked
-from service.formats.onnx.dependence import dependence_of, graphs_in, operator_of, supported
+from service.formats.onnx.dependence import Numbered, dependence_of, graphs_in, operator_of, supported
 from service.formats.onnx.functions import FunctionError, inlined
 from service.formats.onnx.halves import with_precision_told
 from service.formats.onnx.inputs import (
@@ -156,26 +156,31 @@ def outline_of(content: bytes) -> Outline:
     are_bounded = can_all_be_bounded(model, found, bounded)
     given = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in model.graph.output]
     model = scores_only(model, found, bounded)
-    working = found.needed([output.name for output in model.graph.output])
-    unsupported = tuple(
-        f"ONNX {operator_of(node)} (node {name_of(node, index)!r})"
-        + (f", as {INNER}" if any(graphs_in(node)) else advice(operator_of(node), node.input))
-        for index, node in working
-        if index not in bounded
-    )
-    unsupported += tuple(
-        f"ONNX {operator_of(model.graph.node[index])} (node {name_of(model.graph.node[index], index)!r}), as "
-        f"{ONLY_PADDING}"
-        for index in pools_of_padding(model, working)
-    )
+    names = tuple(output.name for output in model.graph.output)
+    working = found.needed(names)
+    beyond = [(index, node) for index, node in working if index not in bounded]
     return Outline(
         prod(shape),
         entries_of_outputs(model),
-        unsupported,
-        tuple(output.name for output in model.graph.output),
-        bounded_before([each for each in working if each[0] not in bounded], found, bounded),
+        (*_refusals(beyond), *_refusals_of_pools(model, working)),
+        names,
+        bounded_before(beyond, found, bounded),
         are_bounded and len(model.graph.output) < count,
         every,
         *rival_of(model, given),
         shape if sum(length > 1 for length in shape) > 1 else None,
     )
+
+
+def _refusals(nodes: Iterable[Numbered]) -> Iterator[str]:
+    """Say of nodes that no rule bounds what they are, and what may help."""
+    for index, node in nodes:
+        operator = operator_of(node)
+        why = f", as {INNER}" if any(graphs_in(node)) else advice(operator, node.input)
+        yield f"ONNX {operator} (node {name_of(node, index)!r}){why}"
+
+
+def _refusals_of_pools(model: onnx.ModelProto, working: Iterable[Numbered]) -> Iterator[str]:
+    for index in pools_of_padding(model, working):
+        node = model.graph.node[index]
+        yield f"ONNX {operator_of(node)} (node {name_of(node, index)!r}), as {ONLY_PADDING}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from service.formats.vnnlib.balls import BALLS, ExactBall, L0Ball, L1Ball, L2Ball
+from service.formats.vnnlib.balls import BALLS, ExactBall, L2Ball
 from service.formats.vnnlib.bundle import Bundle, NotThereError, Pair, bundle, sources
 from service.formats.vnnlib.contradictions import contradict
-from service.formats.vnnlib.declared import FLOATS, REAL, DeclaredNetwork, DeclaredTensor, shown_shape
+from service.formats.vnnlib.declared import REAL, DeclaredNetwork, DeclaredTensor, shown_shape
 from service.formats.vnnlib.query import Disjunct, Halfspace, Number, Query, VnnlibError
 from service.formats.vnnlib.reading import parse, parse_networks
 from service.formats.vnnlib.terms import rounded_down, rounded_up
@@ -14,7 +14,6 @@ from service.formats.vnnlib.writing import written
 
 __all__ = [
     "BALLS",
-    "FLOATS",
     "REAL",
     "Bundle",
     "DeclaredNetwork",
@@ -23,8 +22,6 @@ __all__ = [
     "Disjunct",
     "ExactBall",
     "Halfspace",
-    "L0Ball",
-    "L1Ball",
     "L2Ball",
     "NotThereError",
     "Number",

@@ -55,7 +55,7 @@ class Quotas(BaseModel):
 
     @property
     def refuse_their_default(self) -> bool:
-        """Whether a job that names no time limit would get one that these quotas refuse."""
+        """Return whether a job that names no time limit would get one that these quotas refuse."""
         longest, default = self.longest_time_s, self.default_time_s
         return longest is not None and default is not None and default > longest
 

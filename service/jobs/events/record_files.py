@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -224,35 +224,32 @@ def _printed(chain: list[Path], check: Check) -> Iterator[dict[str, Any]]:
 def _logged_backwards(chain: list[Path], check: Check) -> Iterator[dict[str, Any]]:
     """Yield the ``log`` events of a chain of files, the newest first, up to where the rest is not read."""
     for path in reversed(chain):
-        rank, time = _rank_of(path), 0.0
-        file = _opened(path)
-        if file is None:
-            continue
-        with file:
-            time = _changed_at(path)
-            try:
-                for event in _parsed(lines_backwards(file, check), rank, ("log",)):
-                    time = event["time"]
-                    yield event
-            except UnreadRest as rest:
-                yield _unread(rest, rank, time)
-                return
+        if not (yield from _events(path, ("log",), check, lines_backwards, _changed_at(path))):
+            return
 
 
-def _events(path: Path, types: Collection[str], check: Check) -> Iterator[dict[str, Any]]:
-    """Yield the events of one file; other lines, which a rank may write, are left out."""
-    rank, time = _rank_of(path), 0.0
-    file = _opened(path)
+ReadLines = Callable[[IO[bytes], Check], Iterator[bytes]]
+
+
+def _events(
+    path: Path, types: Collection[str], check: Check, read: ReadLines = lines, time: float = 0.0
+) -> Generator[dict[str, Any], None, bool]:
+    """Yield the events of one file; other lines, which a rank may write, are left out. Return whether all was read:
+    a line of the log, of the last event's ``time``, says that the rest is not.
+    """
+    rank, file = _rank_of(path), _opened(path)
     if file is None:
-        return
+        return True
     with file:
         try:
-            for event in _parsed(lines(file, check), rank, types):
+            for event in _parsed(read(file, check), rank, types):
                 time = event["time"]
                 yield event
         except UnreadRest as rest:
             if "log" in types:
                 yield _unread(rest, rank, time)
+            return False
+    return True
 
 
 def _parsed(found: Iterable[bytes], rank: int | None, types: Collection[str]) -> Iterator[dict[str, Any]]:

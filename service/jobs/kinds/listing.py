@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins.catalogue import Catalogue
-from service.jobs.records.kinds import BrokenChoice, Choice, KindEntry, Kinds
+from service.jobs.records.kinds import Choice, KindEntry, Kinds
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.objective import OBJECTIVES
@@ -21,7 +21,6 @@ from service.jobs.spec.rate import SCHEDULES
 def all_kinds() -> Kinds:
     """Return the choices that this process found when it started."""
     groups: tuple[Catalogue[Any], ...] = (FAMILIES, SOURCES, OBJECTIVES, OPTIMIZERS, SCHEDULES, PROGRAMS, KINDS)
-    broken = [entry for group in groups for entry in group.unavailable]
     return Kinds(
         items=tuple(
             KindEntry(
@@ -38,7 +37,7 @@ def all_kinds() -> Kinds:
         optimizers=_choices(OPTIMIZERS),
         schedules=_choices(SCHEDULES),
         programs=_choices(PROGRAMS),
-        unavailable=tuple(BrokenChoice(**vars(each)) for each in broken),
+        unavailable=tuple(broken for group in groups for broken in group.unavailable),
     )
 
 

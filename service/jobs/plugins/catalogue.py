@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from service.jobs.plugins.declarations import DataSource, Declaration, JobKind, one_of
+from service.jobs.records.kinds import BrokenChoice
 
 logger = logging.getLogger(__name__)
 Kind = TypeVar("Kind", bound=Declaration[Any])
@@ -37,24 +38,13 @@ class _Provided(Generic[Kind]):
 
 
 @dataclass(frozen=True)
-class _Unavailable:
-    """An entry point that cannot be used."""
-
-    group: str
-    name: str
-    distribution: str
-    version: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Catalogue(Generic[Kind]):
     """Everything of one group by name."""
 
     group: str
     tag: str
     provided: Mapping[str, _Provided[Kind]]
-    unavailable: tuple[_Unavailable, ...] = ()
+    unavailable: tuple[BrokenChoice, ...] = ()
     default: str | None = None
     """The name that holds where a specification names none."""
 
@@ -134,15 +124,20 @@ def catalogue(
     claims = Counter(point.name for point in points)
     unavailable = []
     for point in points:
+        distribution, release = _distribution(point)
         try:
             _check_name(point.name, provided, claims[point.name])
-            provided[point.name] = _Provided(_load(kind, point), *_distribution(point))
+            provided[point.name] = _Provided(_load(kind, point), distribution, release)
         except BaseException as error:  # a package may raise anything, and must not bring the service down
             if isinstance(error, KeyboardInterrupt):
                 raise
             reason = str(error) if isinstance(error, _PluginError) else f"{type(error).__name__}: {error}"
-            unavailable.append(_Unavailable(kind.group, point.name, *_distribution(point), reason))
-            logger.warning("%s %r of %s is unavailable: %s", kind.group, point.name, _distribution(point)[0], reason)
+            unavailable.append(
+                BrokenChoice(
+                    group=kind.group, name=point.name, distribution=distribution, version=release, reason=reason
+                )
+            )
+            logger.warning("%s %r of %s is unavailable: %s", kind.group, point.name, distribution, reason)
     return Catalogue(kind.group, kind.tag, provided, tuple(unavailable), default)
 
 

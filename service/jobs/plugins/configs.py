@@ -74,12 +74,12 @@ class ModelConfig(Strict):
 
     @property
     def places(self) -> int:
-        """Blocks in the chain, and so the most stages of a pipeline; 1 by default."""
+        """Return the number of blocks in the chain, and so the most stages of a pipeline; 1 by default."""
         return 1
 
     @property
     def divided(self) -> Mapping[str, int]:
-        """Sizes that must divide over tensor-parallel ranks, by field (``hidden.0``); without any it is whole."""
+        """Return sizes that tensor-parallel ranks must divide, by field (``hidden.0``); without any it is whole."""
         return {}
 
     @property
@@ -94,15 +94,15 @@ class ModelConfig(Strict):
 
     @property
     def synchronises(self) -> bool:
-        """Whether batch normalisation takes its statistics over all data-parallel ranks, so that every layout computes
-        what one process does; else each rank normalises by its own, and running statistics are the ranks' mean.
+        """Return whether batch normalisation takes its statistics over all data-parallel ranks, so that every layout
+        computes what one process does; else each rank normalises by its own, and running statistics are their mean.
         """
         return True
 
     @property
     def takes_float8(self) -> bool:
-        """Whether its blocks have linear layers of Trivet's, which ``precision.float8`` is about; ranks look for them
-        if it is not overridden.
+        """Return whether its blocks have linear layers of Trivet's, which ``precision.float8`` is about; ranks look for
+        them if it is not overridden.
         """
         return True
 
@@ -146,12 +146,12 @@ class DataConfig(Strict):
 
     @property
     def ignores(self) -> bool:
-        """Whether a label may be :data:`IGNORED`: that of a sample, or of a token, which is left out of the loss."""
+        """Return whether a label may be :data:`IGNORED`: that of a sample or of a token, left out of the loss."""
         return True
 
     @property
     def held_out(self) -> int | None:
-        """Samples in the test split; ``None`` if only ranks know."""
+        """Return the number of samples in the test split; ``None`` if only ranks know."""
         return None
 
 
@@ -166,7 +166,7 @@ class ObjectiveConfig(Strict):
 
     @property
     def compiles(self) -> bool:
-        """Whether it can be computed of a compiled model, so that a compile check may take it."""
+        """Return whether it can be computed of a compiled model, so that a compile check may take it."""
         return True
 
     def better(self, samples: Samples) -> Mapping[str, Better]:

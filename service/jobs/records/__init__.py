@@ -33,7 +33,6 @@ from service.jobs.records.hosts import (
 from service.jobs.records.jobs import (
     Accepted,
     Allocation,
-    ComputedBy,
     FrozenModel,
     HostShare,
     Job,
@@ -61,7 +60,6 @@ __all__ = [
     "Artifact",
     "AttemptRef",
     "Claim",
-    "ComputedBy",
     "Conflict",
     "CoreDemand",
     "Directive",

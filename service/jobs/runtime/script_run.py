@@ -88,5 +88,5 @@ class ScriptRun:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a script that has ended did so by itself, and not because it was asked to stop."""
+        """Return whether a script that has ended did so by itself, and not because it was asked to stop."""
         return not (self._asks and self._should_stop())

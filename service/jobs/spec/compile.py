@@ -72,14 +72,14 @@ class CompileSpec(CommonSpec):
 
     @property
     def forwards(self) -> int:
-        """Micro-batches of a step."""
+        """Return the number of micro-batches of a step."""
         if self.parallel.pp == 1:
             return self.micro_batches
         return self.pipeline.micro_batches or 2 * self.parallel.pp
 
     @property
     def resolved_sharding(self) -> ShardingSpec:
-        """``sharding`` as the checked steps run it."""
+        """Return ``sharding`` as the checked steps run it."""
         return self.sharding.resolved(self.forwards)
 
     @property
@@ -90,7 +90,7 @@ class CompileSpec(CommonSpec):
 
     @property
     def stages(self) -> int:
-        """Pieces into which the model is cut; 1 without a pipeline."""
+        """Return the number of pieces into which the model is cut; 1 without a pipeline."""
         return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
 
     def dependencies(self) -> tuple[Dependency, ...]:

@@ -73,7 +73,7 @@ class PipelineSpec(Strict):
 
     @property
     def stages_per_rank(self) -> int:
-        """``virtual_stages``, or the schedule's default if it is absent."""
+        """Return ``virtual_stages``, or the schedule's default if it is absent."""
         return self.virtual_stages or GENERATORS[self.schedule].stages_per_rank
 
     @model_validator(mode="after")
@@ -196,17 +196,17 @@ class TrainSpec(CommonSpec):
 
     @property
     def stages(self) -> int:
-        """Pieces into which the model is cut; 1 without a pipeline."""
+        """Return the number of pieces into which the model is cut; 1 without a pipeline."""
         return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
 
     @property
     def resolved_sharding(self) -> ShardingSpec:
-        """``sharding`` as this job's steps run it."""
+        """Return ``sharding`` as this job's steps run it."""
         return self.sharding.resolved(self.micro_batches)
 
     @property
     def micro_batches(self) -> int:
-        """Forwards per optimizer step on each data-parallel rank."""
+        """Return the number of forwards per optimizer step on each data-parallel rank."""
         share = self.batch.global_ // self.parallel.dp
         if self.batch.micro is not None:
             return max(share // self.batch.micro, 1)

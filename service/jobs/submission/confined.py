@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
 import resource
-import signal
 import socket
 import struct
 import traceback
@@ -17,6 +15,7 @@ import psutil
 
 from service.jobs.records import shortened
 from service.jobs.submission.request import CheckLimits, request_adapter
+from service.linux import die_with_parent
 
 OUT_OF_MEMORY = errno.ENOMEM
 """Exit code of a check that ran out of memory."""
@@ -24,8 +23,6 @@ LENGTH = struct.Struct("!Q")
 """The request's length in bytes, which comes before it."""
 _MOST_OPEN_FILES = 64
 _LONGEST_TRACEBACK = 20_000
-_PARENT_DEATH_SIGNAL = 1
-"""``PR_SET_PDEATHSIG`` of Linux's prctl."""
 
 
 def answer(connection: socket.socket, limits: CheckLimits, server: int) -> NoReturn:
@@ -44,7 +41,7 @@ def answer(connection: socket.socket, limits: CheckLimits, server: int) -> NoRet
         writer.flush()
 
     try:
-        end_with(server)
+        die_with_parent(server)
         _confine(limits)
         while (text := _read(reader)) is not None:
             request = request_adapter.validate_json(text)
@@ -65,13 +62,6 @@ def _read(stream: IO[bytes]) -> bytes | None:
         return None
     (length,) = LENGTH.unpack(head)
     return stream.read(length)
-
-
-def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; end now if that has already happened."""
-    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _confine(limits: CheckLimits) -> None:

@@ -9,7 +9,6 @@ checks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import selectors
@@ -19,12 +18,11 @@ import sys
 from dataclasses import dataclass, field
 
 from service.jobs.records import FrozenModel
-from service.jobs.submission.confined import answer, end_with
+from service.jobs.submission.confined import answer
 from service.jobs.submission.request import CheckLimits
+from service.linux import die_with_parent, forbid_new_privileges
 
 LARGEST_MESSAGE = 4096
-_NO_NEW_PRIVILEGES = 38
-"""``PR_SET_NO_NEW_PRIVS`` of Linux's prctl."""
 
 
 class CheckCommand(FrozenModel):
@@ -115,8 +113,8 @@ class _CheckForks:
 
 def main(descriptor: int) -> None:
     """Serve the control socket ``descriptor``."""
-    end_with(os.getppid())  # the import takes seconds, in which the control socket is not read
-    ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    die_with_parent()  # the import takes seconds, in which the control socket is not read
+    forbid_new_privileges()
     gc.collect()
     gc.freeze()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -60,7 +60,7 @@ class Samples(Protocol):
 
     @property
     def sequence(self) -> int | None:
-        """Tokens in a sample; ``None`` if samples have class labels."""
+        """Return the number of tokens in a sample; ``None`` if samples have class labels."""
 
     @property
     def device(self) -> torch.device:

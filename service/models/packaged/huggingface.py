@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from service.jobs.spec.families.huggingface import HuggingfaceConfig
-from service.models.held_state import modes_kept
+from service.models.modes import modes_kept
 from service.models.packaged.base import Packaged, PackagedError, check_name, explained, imported, nearest
 from service.models.packaged.plans import divide, own_parameters
 from service.parallel.mesh import Axis

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from service.jobs.runtime import Stopwatch
 from service.jobs.spec.train import TrainSpec
-from service.models.held_state import modes_kept
+from service.models.modes import modes_kept
 from service.models.program import Step
 from service.parallel.distributed import from_first_rank
 from service.training.base_loop import BaseLoop

@@ -126,6 +126,18 @@ def test_rows_that_are_asked_for_take_the_iterations_that_narrow_them(
     assert found.shape == (1, 2)
 
 
+def count_optimised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many entries are optimised at a time from now on."""
+    counted, optimise = list[int](), alpha._optimised
+
+    def counting(families: Families, name: str, index: Tensor, options: BoundOptions) -> Interval:
+        counted.append(index.shape[1])
+        return optimise(families, name, index, options)
+
+    monkeypatch.setattr(alpha, "_optimised", counting)
+    return counted
+
+
 @pytest.mark.parametrize(("least_gain", "pays"), [(-1.0, True), (1.0, False)])
 def test_of_many_entries_some_are_tried_first(
     least_gain: float, pays: bool, iterations: Counter[str], monkeypatch: pytest.MonkeyPatch
@@ -133,14 +145,7 @@ def test_of_many_entries_some_are_tried_first(
     """Where these gain too little, all keep the bounds that CROWN has; else all are optimised."""
     monkeypatch.setattr(alpha, "LEAST_GAIN", least_gain)
     monkeypatch.setattr(alpha, "WORTH_A_TRIAL", {"cpu": 0})
-    tried = list[int]()
-    optimised = alpha._optimised
-
-    def counting(families: Families, name: str, index: Tensor, options: BoundOptions) -> Interval:
-        tried.append(index.shape[1])
-        return optimised(families, name, index, options)
-
-    monkeypatch.setattr(alpha, "_optimised", counting)
+    tried = count_optimised(monkeypatch)
     torch.manual_seed(0)
     wide = nn.Sequential(
         nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, alpha.MANY + 1), nn.Tanh(), nn.Linear(alpha.MANY + 1, 2)
@@ -218,16 +223,10 @@ def test_rows_that_are_left_out_once_settled_have_the_bounds_that_they_had(
 
 
 def test_entries_that_plain_rows_settle_are_not_optimised(monkeypatch: pytest.MonkeyPatch) -> None:
-    network, optimised = prepared(net(nn.ReLU), 4), list[int]()
+    network = prepared(net(nn.ReLU), 4)
     box = Interval(torch.full((1, 4), 0.0), torch.full((1, 4), 0.6))
     plain = CROWN(network, box, BoundOptions()).inputs[network.nonlinear[1].name][0]
-    run = alpha._optimised
-
-    def counting(families: Families, name: str, index: Tensor, options: BoundOptions) -> Interval:
-        optimised.append(index.shape[1])
-        return run(families, name, index, options)
-
-    monkeypatch.setattr(alpha, "_optimised", counting)
+    optimised = count_optimised(monkeypatch)
     best = ALPHA_CROWN(network, box, BoundOptions()).inputs[network.nonlinear[1].name][0]
     assert optimised == [int(((plain.lower < 0) & (plain.upper > 0)).sum())]
     assert 0 < optimised[0] < 8

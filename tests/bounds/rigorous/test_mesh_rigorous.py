@@ -76,15 +76,13 @@ OPTIMISED = "shards at the head"
 
 def compare() -> dict[str, dict[str, Any]]:
     """How often exact values leave bounds, and how much looser these are than one process's."""
+    from meshes import start_mesh
     from nets import box_around
 
     from service.bounds.network import prepare
-    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
 
-    distributed.start("cpu")
-    mesh = build_mesh(ParallelSpec(tp=2), "cpu")
+    mesh = start_mesh(tp=2)
     nets = {"every collective": lambda: ladders(mesh), OPTIMISED: lambda: mlps(mesh, 12, 10, 12)}
     found: dict[str, dict[str, Any]] = {}
     for name, make in nets.items():

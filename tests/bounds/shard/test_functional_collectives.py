@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from meshes import start_mesh
 from nets import box_around, output_bounds, redraw
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
@@ -16,9 +17,7 @@ from torch.distributed._functional_collectives import all_reduce
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.network import prepare
 from service.bounds.rank_group import RankGroup
-from service.jobs.spec.common import ParallelSpec
 from service.parallel import distributed
-from service.parallel.mesh import build as build_mesh
 
 pytestmark = pytest.mark.distributed
 
@@ -73,8 +72,7 @@ class Unreduced(nn.Module):
 
 def bound() -> dict[str, Any]:
     """Return by method how far bounds are from those of one process, in units of the largest."""
-    distributed.start("cpu")
-    axis = build_mesh(ParallelSpec(tp=2), "cpu").tp
+    axis = start_mesh(tp=2).tp
     generator = torch.Generator().manual_seed(3)
     whole = Whole().double()
     redraw(whole, generator, scale=1.5)

@@ -18,18 +18,15 @@ HIDDEN = {"four blocks": [16, 12, 24, 12, 16, 8, 16], "whole features at the hea
 def _setting(hidden: list[int], activation: str, dtype: str, radius: float) -> dict[str, Any]:
     """Both networks, boxes and the single process's bounds; ``divided`` bounds with the group's ranks."""
     import torch
+    from meshes import start_mesh
     from nets import box_around, output_bounds
 
     from service.bounds.methods import BoundOptions
     from service.bounds.network import prepare
-    from service.jobs.spec.common import ParallelSpec
     from service.jobs.spec.model import MlpConfig
     from service.models import build
-    from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
 
-    distributed.start("cpu")
-    mesh = build_mesh(ParallelSpec(tp=2), "cpu")
+    mesh = start_mesh(tp=2)
     precision = getattr(torch, dtype)
     config = MlpConfig(in_features=10, hidden=tuple(hidden), out_features=5, activation=activation)  # type: ignore[arg-type]
     modules = [build(config, each, dtype=precision, seed=3) for each in (None, mesh)]
@@ -124,21 +121,41 @@ REPLICATED = {"replicated biases counted once per rank", "no all-reduce at the c
 
 def break_it() -> dict[str, dict[str, float]]:
     """How far bounds move under each mistake that tensor parallelism invites, and by how much samples then leave."""
-    from importlib import import_module
-    from unittest.mock import patch
-
     import torch
     from nets import samples
+
+    from service.parallel import distributed
+
+    setting = _setting(HIDDEN["four blocks"], "relu", "float64", 0.05)
+    outputs = torch.stack(
+        [setting["module"](x) for x in samples(setting["box"], 200, torch.Generator().manual_seed(1))]
+    )
+    outputs = outputs.detach()
+    found = {}
+    for name, mistake in _mistakes().items():
+        with mistake:
+            # Intervals go forward, the rest is about going backward; CROWN has rows divided, so nothing is replicated.
+            method = "ibp" if "summand" in name else "crown-ibp" if name in REPLICATED else "crown"
+            bounds = setting["bounds"](setting["divided"], method)
+        right = setting["bounds"](setting["whole"], method)
+        outside = torch.maximum((bounds[:, :5] - outputs).amax(), (outputs - bounds[:, 5:]).amax())
+        found[name] = {"difference": _difference(bounds, right), "outside": float(outside)}
+    distributed.stop()
+    return found
+
+
+def _mistakes() -> dict[str, Any]:
+    """Patches that make each of them; the first makes none."""
+    from contextlib import nullcontext
+    from importlib import import_module
+    from unittest.mock import patch
 
     from service.bounds.linear.propagation import Propagated
     from service.bounds.linear.sharding import RowSharding
     from service.bounds.operators.collectives import CopyToGroup, ReduceFromGroup
     from service.bounds.rank_group import RankGroup
-    from service.parallel import distributed
 
     sweep = import_module("service.bounds.forward").LayerSweep
-    setting = _setting(HIDDEN["four blocks"], "relu", "float64", 0.05)
-    account = RowSharding.account
 
     def everything_partial(self: RowSharding, biases: Any, name: str, own: bool) -> Any:
         return biases.own if own else biases.partial
@@ -158,8 +175,8 @@ def break_it() -> dict[str, dict[str, float]]:
     def bias_before_the_sum(self: Any, node: Any, inputs: Any, tp_group: RankGroup) -> Any:
         return inputs[0].map(lambda end: tp_group.sum(end) + 0.1)
 
-    mistakes = {
-        "none": patch.object(RowSharding, "account", account),
+    return {
+        "none": nullcontext(),
         "replicated biases counted once per rank": patch.object(RowSharding, "account", everything_partial),
         "partial biases not summed": patch.object(RowSharding, "account", everything_replicated),
         "no all-reduce at the column-parallel layer": patch.object(CopyToGroup, "backward", unsummed),
@@ -167,21 +184,6 @@ def break_it() -> dict[str, dict[str, float]]:
         "intervals in place of intermediate bounds": patch.object(sweep, "refine", unrefined),
         "a bias in every rank's summand": patch.object(ReduceFromGroup, "interval", bias_before_the_sum),
     }
-    outputs = torch.stack(
-        [setting["module"](x) for x in samples(setting["box"], 200, torch.Generator().manual_seed(1))]
-    )
-    outputs = outputs.detach()
-    found = {}
-    for name, mistake in mistakes.items():
-        with mistake:
-            # Intervals go forward, the rest is about going backward; CROWN has rows divided, so nothing is replicated.
-            method = "ibp" if "summand" in name else "crown-ibp" if name in REPLICATED else "crown"
-            bounds = setting["bounds"](setting["divided"], method)
-        right = setting["bounds"](setting["whole"], method)
-        outside = torch.maximum((bounds[:, :5] - outputs).amax(), (outputs - bounds[:, 5:]).amax())
-        found[name] = {"difference": _difference(bounds, right), "outside": float(outside)}
-    distributed.stop()
-    return found
 
 
 @pytest.mark.slow
@@ -197,16 +199,14 @@ def test_every_usual_mistake_would_show(torchrun: Any) -> None:
 
 def forget_a_collective() -> str:
     import torch
+    from meshes import start_mesh
     from torch import nn
 
     from service.bounds.graph import UnsupportedModelError
     from service.bounds.network import prepare
-    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
 
-    distributed.start("cpu")
-    mesh = build_mesh(ParallelSpec(tp=2), "cpu")
+    mesh = start_mesh(tp=2)
     torch.manual_seed(mesh.tp.rank)
     try:
         prepare(nn.Linear(3, 3), (3,), mesh.tp)
@@ -228,15 +228,14 @@ def unusual_graphs() -> dict[str, float]:
     """Gathered outputs, activations right behind a scatter, and a region that takes up values of an earlier one."""
     import torch
     from divided_tensors import copy_parts
+    from meshes import start_mesh
     from nets import box_around, output_bounds, redraw
     from torch import Tensor, nn
 
     from service.bounds.network import prepare
-    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
     from service.parallel.collectives import scatter_to_group
     from service.parallel.mesh import SINGLE, Axis
-    from service.parallel.mesh import build as build_mesh
     from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
     class Unusual(nn.Module):
@@ -254,8 +253,7 @@ def unusual_graphs() -> dict[str, float]:
             early = torch.relu(self.column(self.first(x)))
             return self.last(torch.relu(0.5 * early + self.later(torch.relu(self.second(early)))))
 
-    distributed.start("cpu")
-    axis = build_mesh(ParallelSpec(tp=2), "cpu").tp
+    axis = start_mesh(tp=2).tp
     whole, divided = Unusual(SINGLE).double(), Unusual(axis).double()
     generator = torch.Generator().manual_seed(5)
     redraw(whole, generator, scale=2)

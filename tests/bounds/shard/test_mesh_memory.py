@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from meshes import start_mesh
 from nets import box_around
 from peak_storage import largest_bytes, peak_bytes
 from torch import nn
@@ -24,7 +25,6 @@ from service.models import build
 from service.models.transformer import AfterEmbedding, Transformer
 from service.parallel import distributed
 from service.parallel.mesh import Mesh, plan
-from service.parallel.mesh import build as build_mesh
 
 pytestmark = pytest.mark.distributed
 
@@ -65,8 +65,7 @@ def taken() -> dict[str, dict[str, list[float]]]:
 
     What one process takes is asked on the first rank only.
     """
-    distributed.start("cpu")
-    single, mesh = plan(ParallelSpec()), build_mesh(ParallelSpec(tp=2), "cpu")
+    single, mesh = plan(ParallelSpec()), start_mesh(tp=2)
     found: dict[str, dict[str, list[float]]] = {}
     for make, radius in ((mlp, 1.0), (transformer, 1e-3)):
         places = (mesh, single) if mesh.tp.rank == 0 else (mesh,)
@@ -93,8 +92,7 @@ def test_two_ranks_take_half_each_and_each_up_to_its_own_limit(torchrun: Any) ->
 
 def options_of_stages() -> list[int]:
     """What a method is given on this rank, where the second stage's device has twice the memory."""
-    distributed.start("cpu")
-    mesh, cpu = build_mesh(ParallelSpec(pp=2), "cpu"), torch.device("cpu")
+    mesh, cpu = start_mesh(pp=2), torch.device("cpu")
     module = build(MlpConfig(in_features=8, hidden=(8, 8), out_features=4), mesh).requires_grad_(False)
     staged = prepare_stages(module, (8,), mesh.tp, StageLink(mesh, cpu))
     given: list[int] = []

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from meshes import start_mesh
 from nets import Gated, box_around, mlp, output_bounds
 from torch import Tensor, nn
 
@@ -180,12 +181,9 @@ def test_a_layer_that_stays_whole_is_told_with_the_operator_behind_it() -> None:
 
 def divided_activations() -> dict[str, Any]:
     """For every activation, on two ranks: how far bounds are from one process's, and what each rank has of it."""
-    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
 
-    distributed.start("cpu")
-    axis = build_mesh(ParallelSpec(tp=2), "cpu").tp
+    axis = start_mesh(tp=2).tp
     found: dict[str, Any] = {}
     for name, function in activations().items():
         for width in (8, 7) if name in PADDED else (8,):

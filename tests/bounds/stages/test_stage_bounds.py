@@ -20,12 +20,8 @@ CLOSE = 1e-10
 def compare(cases: list[tuple[dict[str, int], list[str]]]) -> dict[str, dict[str, float]]:
     """Differences to one process by cut, mesh and method; how much depth matters; the model's own outputs."""
     import torch
-    from nets import box_around, output_bounds
 
-    from service.bounds.methods import METHODS, BoundOptions
-    from service.bounds.network import prepare
-    from service.bounds.optimise import Ascent
-    from service.bounds.stages import InStages, StageLink, prepare_stages
+    from service.bounds.stages import StageLink
     from service.jobs.spec.common import ParallelSpec
     from service.jobs.spec.model import MlpConfig
     from service.models import build
@@ -33,7 +29,6 @@ def compare(cases: list[tuple[dict[str, int], list[str]]]) -> dict[str, dict[str
     from service.parallel.mesh import build as build_mesh
 
     device = distributed.start("cpu")
-    options = BoundOptions(elements=20000, ascent=Ascent(iterations=4))
     found = {}
     for degrees, networks in cases:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
@@ -45,33 +40,40 @@ def compare(cases: list[tuple[dict[str, int], list[str]]]) -> dict[str, dict[str
                 for parameter in (parameter for module in modules for parameter in module.parameters()):
                     parameter.mul_(2)
             x = torch.randn(3, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            whole = prepare(modules[0], (10,)) if line.is_last else None
-            staged = prepare_stages(modules[1], (10,), mesh.tp, line)
-            identity = torch.eye(staged.outputs, dtype=x.dtype)
-            rows, box = torch.cat([identity, -identity]).unsqueeze(0), box_around(x, 0.05)
-            case = found[f"{name} on {degrees}"] = {}
-            for method in METHODS:
-                with torch.no_grad():
-                    analysis = staged.method(METHODS[method])(staged.network, box, options)
-                    bounds = torch.cat([analysis.lower_bounds(part) for part in rows.split(6, dim=1)], dim=1)
-                case[f"sum of {method}"] = float(bounds.sum())
-                if whole is None:
-                    continue
-                right = output_bounds(whole, box, method, options)
-                expected = torch.cat([right.lower, -right.upper], dim=1)
-                case[method] = float((bounds - expected).abs().max() / expected.abs().max())
-                case[f"width of {method}"] = float(right.width.mean())
-            model = InStages(modules[1], line)
-            gradients = []
-            for each in (model, modules[0]):
-                there = x.clone().requires_grad_()
-                outputs = each(there)
-                gradients += [outputs, *torch.autograd.grad((outputs * outputs).sum(), there)]
-            case["model"] = float((gradients[0] - gradients[2]).abs().max())
-            case["gradient"] = float((gradients[1] - gradients[3]).abs().max())
-            case["own"] = float(staged.network.is_own(staged.network.graph.input.name))
+            bounds = _compare_bounds(*modules, x, mesh, line)
+            found[f"{name} on {degrees}"] = bounds | _compare_outputs(*modules, x, line)
     distributed.stop()
     return found
+
+
+def _compare_bounds(whole: Any, divided: Any, x: Any, mesh: Any, line: Any) -> dict[str, float]:
+    from nets import box_around
+    from stage_differences import compare_bounds
+
+    from service.bounds.methods import METHODS, BoundOptions
+    from service.bounds.network import prepare
+    from service.bounds.optimise import Ascent
+    from service.bounds.stages import prepare_stages
+
+    options = BoundOptions(elements=20000, ascent=Ascent(iterations=4))
+    network = prepare(whole, (10,)) if line.is_last else None
+    staged = prepare_stages(divided, (10,), mesh.tp, line)
+    found = compare_bounds(staged, network, box_around(x, 0.05), options, METHODS, at_once=6)
+    return found | {"own": float(staged.network.is_own(staged.network.graph.input.name))}
+
+
+def _compare_outputs(whole: Any, divided: Any, x: Any, line: Any) -> dict[str, float]:
+    import torch
+
+    from service.bounds.stages import InStages
+
+    gradients = []
+    for each in (InStages(divided, line), whole):
+        there = x.clone().requires_grad_()
+        outputs = each(there)
+        gradients += [outputs, *torch.autograd.grad((outputs * outputs).sum(), there)]
+    model, gradient = ((found - right).abs().max() for found, right in zip(gradients[:2], gradients[2:], strict=True))
+    return {"model": float(model), "gradient": float(gradient)}
 
 
 @pytest.mark.parametrize(

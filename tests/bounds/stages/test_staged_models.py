@@ -211,25 +211,14 @@ def _differences(
     staged: Any, whole: Callable[[], Any], x: Tensor, eps: float, methods: tuple[str, ...] = ("crown", FIXED)
 ) -> dict[str, float]:
     """On the last rank, which alone makes the network whole; elsewhere sums, which all ranks have in common."""
-    from nets import box_around, output_bounds
+    from nets import box_around
+    from stage_differences import compare_bounds
 
-    from service.bounds.methods import METHODS, BoundOptions
+    from service.bounds.methods import BoundOptions
     from service.bounds.optimise import Ascent
 
-    options, box, found = BoundOptions(ascent=Ascent(iterations=3)), box_around(x, eps), {}
-    identity = torch.eye(staged.outputs, dtype=x.dtype)
     network = whole() if is_last_rank(staged) else None
-    for method in methods:
-        with torch.no_grad():
-            analysis = staged.method(METHODS[method])(staged.network, box, options)
-            bounds = analysis.lower_bounds(torch.cat([identity, -identity]).unsqueeze(0))
-        found[f"sum of {method}"] = float(bounds.sum())
-        if network is not None:
-            right = output_bounds(network, box, method, options)
-            expected = torch.cat([right.lower, -right.upper], dim=1)
-            found[method] = float((bounds - expected).abs().max() / expected.abs().max())
-            found[f"width of {method}"] = float(right.width.mean())
-    return found
+    return compare_bounds(staged, network, box_around(x, eps), BoundOptions(ascent=Ascent(iterations=3)), methods)
 
 
 @pytest.mark.slow(30)

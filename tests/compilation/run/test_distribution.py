@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -27,18 +26,16 @@ from service.jobs.spec.compile import Tolerance
 DECOMPOSED = Rung("decomposed", "aot_eager", decomposes=True)
 
 
-@pytest.mark.parametrize(("modules", "rung"), [
-    (drawing.attending, RUNGS["aot_eager"]),
-    pytest.param(drawing.stochastic, RUNGS["aot_eager"], marks=pytest.mark.slow),
-    pytest.param(drawing.stochastic, DECOMPOSED, marks=pytest.mark.slow),
+@pytest.mark.parametrize(("kind", "rung"), [
+    (drawing.Attending, RUNGS["aot_eager"]),
+    pytest.param(drawing.Stochastic, RUNGS["aot_eager"], marks=pytest.mark.slow),
+    pytest.param(drawing.Stochastic, DECOMPOSED, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_other_draws_of_the_same_distribution_pass(
-    ascend: Ascend, modules: Callable[[], dict[str, nn.Module]], rung: Rung
-) -> None:
+def test_other_draws_of_the_same_distribution_pass(ascend: Ascend, kind: type[nn.Module], rung: Rung) -> None:
     """Where operators are decomposed, and where the program itself goes another way when it is compiled; whatever
     becomes of rounding.
     """
-    (result,) = ascend(sound.SoundProgram(modules), [rung])
+    (result,) = ascend(sound.SoundProgram.of(kind), [rung])
     assert (result.verdict, result.findings) == ("pass", ())
     assert result.observation is not None
     assert "draws other random numbers than eager, of the same distribution over seeds" in result.observation.notes
@@ -52,19 +49,17 @@ def test_how_many_seeds_are_tried_depends_on_processor_time_alone_and_fewer_are_
     monkeypatch.setattr(
         "service.compilation.run.distribution.time", SimpleNamespace(process_time=count(0, 60).__next__)
     )
-    (result,) = ascend(sound.SoundProgram(drawing.attending), [RUNGS["aot_eager"]])
+    (result,) = ascend(sound.SoundProgram.of(drawing.Attending), [RUNGS["aot_eager"]])
     assert result.observation is not None
     told = "distributions were compared over 24 seeds instead of 96: a step takes too long"
     assert told in result.observation.notes
 
 
 @pytest.mark.parametrize("rung", [DECOMPOSED, pytest.param(RUNGS["aot_eager"], marks=pytest.mark.slow)])
-@pytest.mark.parametrize("modules", [pytest.param(drawing.deeper, marks=pytest.mark.slow), drawing.remasking])
-def test_another_distribution_is_a_fault(
-    ascend: Ascend, modules: Callable[[], dict[str, nn.Module]], rung: Rung
-) -> None:
+@pytest.mark.parametrize("kind", [pytest.param(drawing.Deeper, marks=pytest.mark.slow), drawing.Remasking])
+def test_another_distribution_is_a_fault(ascend: Ascend, kind: type[nn.Module], rung: Rung) -> None:
     """Also one in which each tensor has that of eager by itself, as gradients of another mask than the output's."""
-    (result,) = ascend(sound.SoundProgram(modules), [rung])
+    (result,) = ascend(sound.SoundProgram.of(kind), [rung])
     assert result.verdict == "fail_parity"
 
 
@@ -74,12 +69,12 @@ def test_a_dropout_that_the_backward_draws_again_is_a_fault(ascend: Ascend) -> N
     """
     config: Any = functorch_config
     with config.patch(activation_memory_budget=0.0):
-        (result,) = ascend(sound.SoundProgram(drawing.dropped), [RUNGS["aot_eager"]])
+        (result,) = ascend(sound.SoundProgram.of(drawing.Dropped), [RUNGS["aot_eager"]])
     assert result.verdict == "fail_parity"
 
 
 def test_other_numbers_of_the_same_draws_are_no_other_draws(ascend: Ascend) -> None:
-    (result,) = ascend(sound.SoundProgram(drawing.shifted), [RUNGS["aot_eager"]])
+    (result,) = ascend(sound.SoundProgram.of(drawing.Shifted), [RUNGS["aot_eager"]])
     assert result.verdict == "fail_parity"
     assert result.observation is not None
     assert not [note for note in result.observation.notes if "distribution" in note]
@@ -88,7 +83,7 @@ def test_other_numbers_of_the_same_draws_are_no_other_draws(ascend: Ascend) -> N
 @pytest.mark.slow
 def test_what_generated_code_draws_by_itself_is_compared_too(ascend: Ascend) -> None:
     """What has the same distribution passes: ``test_dropout_is_compared_draw_by_draw_up_to_generated_code``."""
-    (result,) = ascend(sound.SoundProgram(drawing.deeper), [RUNGS["inductor"]])
+    (result,) = ascend(sound.SoundProgram.of(drawing.Deeper), [RUNGS["inductor"]])
     assert result.verdict == "fail_parity"
     assert any(each.message.endswith("is another than in eager, over many seeds") for each in result.findings)
 
@@ -117,14 +112,14 @@ def refuses_eagers_draws(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> A
 
 
 @pytest.mark.parametrize(
-    ("modules", "verdict"),
-    [pytest.param(drawing.stochastic, "pass", marks=pytest.mark.slow), (drawing.remasking, "fail_parity")],
+    ("kind", "verdict"),
+    [pytest.param(drawing.Stochastic, "pass", marks=pytest.mark.slow), (drawing.Remasking, "fail_parity")],
 )
 def test_code_that_raises_only_where_it_is_to_draw_what_eager_draws_is_compared_by_distribution(
-    ascend: Ascend, modules: Callable[[], dict[str, nn.Module]], verdict: str
+    ascend: Ascend, kind: type[nn.Module], verdict: str
 ) -> None:
     rung = Rung("inductor", refuses_eagers_draws, generates_code=True, decomposes=True)
-    (result,) = ascend(sound.SoundProgram(modules), [rung])
+    (result,) = ascend(sound.SoundProgram.of(kind), [rung])
     assert result.verdict == verdict
     notes = result.observation.notes if result.observation else ()
     assert any(note.startswith("with fallback_random, which no job has, it ends with") for note in notes)
@@ -133,7 +128,7 @@ def test_code_that_raises_only_where_it_is_to_draw_what_eager_draws_is_compared_
 @pytest.mark.slow
 def test_an_error_with_any_draws_stays_one(ascend: Ascend) -> None:
     rung = Rung("inductor", backends.crashes, generates_code=True, decomposes=True)
-    (result,) = ascend(sound.SoundProgram(drawing.stochastic), [rung])
+    (result,) = ascend(sound.SoundProgram.of(drawing.Stochastic), [rung])
     assert result.verdict == "fail_error"
 
 

@@ -89,27 +89,3 @@ class Attending(Stochastic):
         if torch.compiler.is_compiling():
             scores = scores + 64 - 64
         return super().masked(scores.softmax(-1) @ x, mask)
-
-
-def stochastic() -> dict[str, nn.Module]:
-    return {"net": Stochastic()}
-
-
-def attending() -> dict[str, nn.Module]:
-    return {"net": Attending()}
-
-
-def dropped() -> dict[str, nn.Module]:
-    return {"net": Dropped()}
-
-
-def deeper() -> dict[str, nn.Module]:
-    return {"net": Deeper()}
-
-
-def remasking() -> dict[str, nn.Module]:
-    return {"net": Remasking()}
-
-
-def shifted() -> dict[str, nn.Module]:
-    return {"net": Shifted()}

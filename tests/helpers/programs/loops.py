@@ -101,6 +101,16 @@ def _loss(scores: Tensor) -> Tensor:
     return scores.square().mean()
 
 
+def _accumulate(state: State, score: Callable[[Tensor], Tensor]) -> Step:
+    """Add up the gradients of micro-batches."""
+    total = torch.zeros((), device=state.device, dtype=state.parts.dtype)
+    for micro in range(MICRO_BATCHES):
+        loss = _loss(score(state.batch(micro)))
+        loss.backward()
+        total += loss.detach()
+    return _update(state, total)
+
+
 # No mistakes
 
 
@@ -136,12 +146,7 @@ def accumulating(state: State) -> Step:
     """Micro-batches under one mark."""
     state.boundary.step_boundary()
     state.optimizer.zero_grad()
-    total = torch.zeros((), device=state.device, dtype=state.parts.dtype)
-    for micro in range(MICRO_BATCHES):
-        loss = _loss(state.call(state.batch(micro)))
-        loss.backward()
-        total += loss.detach()
-    return _update(state, total)
+    return _accumulate(state, state.call)
 
 
 def in_place_gradients(state: State) -> Step:
@@ -150,12 +155,7 @@ def in_place_gradients(state: State) -> Step:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     state.optimizer.zero_grad(set_to_none=False)
-    total = torch.zeros((), device=state.device, dtype=state.parts.dtype)
-    for micro in range(MICRO_BATCHES):
-        loss = _loss(state.scorer(state.batch(micro)))
-        loss.backward()
-        total += loss.detach()
-    return _update(state, total)
+    return _accumulate(state, state.scorer)
 
 
 def telemetry(state: State) -> Step:
@@ -234,7 +234,7 @@ def leaving_cycles(state: State) -> Step:
     return Step(outputs={"scores": Outcome(state.call(state.batch())).scores.clone()})
 
 
-# One mistake each
+# One mistake each, in a function of its own: reports name it
 
 
 def holding(state: State) -> Step:

@@ -76,6 +76,10 @@ class SoundProgram:
     device: torch.device = CPU
     period: int = 1
 
+    @classmethod
+    def of(cls, kind: type[nn.Module]) -> SoundProgram:
+        return cls(lambda: {"net": kind()})
+
     def build(self, dtype: torch.dtype) -> Parts:
         torch.manual_seed(3)
         modules = self.modules()

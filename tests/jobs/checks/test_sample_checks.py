@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from checked_specs import FILE, MLP, TRANSFORMER, spec
 from safetensors.numpy import save
 
 from service.jobs.plugins import CheckContext
+from service.jobs.records import Problem
 from service.jobs.submission.check import check
 
 MODEL = {**MLP, "in_features": 6, "out_features": 4}
@@ -20,11 +22,14 @@ SAMPLES = {"inputs": np.zeros((20, 2, 3), np.float32), "targets": np.zeros(20, n
 def found(path: Path, kind: str = "train", count: int = 4, **fields: Any) -> list[tuple[str, str, str]]:
     """Whatever is wrong with a job on the arrays in the file."""
     data = {"source": "file", "format": "arrays", "file": FILE, "shape": [2, 3], "classes": 4, **fields}
+    return [(problem.path, problem.message, problem.expected) for problem in problems(path, kind, MODEL, data, count)]
+
+
+def problems(path: Path, kind: str, model: dict[str, Any], data: dict[str, Any], count: int = 1) -> Iterator[Problem]:
     asked = {"data": data}
     if kind == "verify":
         asked = {"property": {"robustness": {"data": data, "eps": 0.1, "count": count}}}
-    problems = check(spec(kind, model=MODEL, **asked), CheckContext(path_of=lambda _: path))
-    return [(problem.path, problem.message, problem.expected) for problem in problems]
+    return check(spec(kind, model=model, **asked), CheckContext(path_of=lambda _: path))
 
 
 def stored(folder: Path, arrays: dict[str, np.ndarray[Any, Any]], form: str = "npz") -> Path:
@@ -85,11 +90,7 @@ def test_rows_of_tokens_are_counted(tmp_path: Path) -> None:
 
     def refused(kind: str, count: int = 1, **fields: Any) -> list[tuple[str, str]]:
         row = {"source": "file", "format": "tokens", "file": FILE, "vocabulary": 256, "sequence": 16, **fields}
-        asked = {"data": row}
-        if kind == "verify":
-            asked = {"property": {"robustness": {"data": row, "eps": 0.1, "count": count}}}
-        problems = check(spec(kind, model=TRANSFORMER, **asked), CheckContext(path_of=lambda _: path))
-        return [(problem.path, problem.message) for problem in problems]
+        return [(problem.path, problem.message) for problem in problems(path, kind, TRANSFORMER, row, count)]
 
     assert refused("train") == refused("verify") == refused("verify", 5, test_fraction=1) == []
     assert refused("verify", 2) == [("property.robustness.count", "the test split has 1 samples, the last of 5")]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import redis as redis_py
@@ -16,6 +19,8 @@ from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits, stubs
 from service.jobs.store.hosts import HeartbeatReply
 from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, PLACEMENT_IDLE
+
+T = TypeVar("T")
 
 LIMITS = StoreLimits(
     lease_s=3600,
@@ -30,6 +35,18 @@ LIMITS = StoreLimits(
 FAILED = PartOutcome("failed", error=JobError(type="ValueError", message="no", rank=1))
 DONE = PartOutcome("succeeded", {"loss": 1.0})
 LOG: Any = {"type": "log", "time": 1.0, "rank": 0, "stream": "stdout", "line": "hello"}
+
+
+def at_once(ask: Callable[[], T], times: int = 6) -> list[T]:
+    """What several threads are told that ask at the same moment."""
+    gate = threading.Barrier(times)
+
+    def ask_with_others(_: int) -> T:
+        gate.wait()
+        return ask()
+
+    with ThreadPoolExecutor(times) as threads:
+        return list(threads.map(ask_with_others, range(times)))
 
 
 @dataclass(frozen=True)

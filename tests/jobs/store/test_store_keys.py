@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 import redis as redis_py
+from store_builders import at_once
 from store_invariants import Snapshot
 
 from service.jobs.records import NotFound, Rejected
@@ -79,19 +79,7 @@ def test_bad_scopes_are_refused(store: Store, scopes: Any) -> None:
 
 def test_the_admin_key_is_made_once_however_many_ask(store: Store) -> None:
     store.keys.create("reader", ["read"])
-    made: list[str | None] = []
-    gate = threading.Barrier(6)
-
-    def ask() -> None:
-        gate.wait()
-        made.append(store.keys.ensure_admin())
-
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (secret,) = [each for each in made if each is not None]
+    (secret,) = [each for each in at_once(store.keys.ensure_admin) if each is not None]
     key = store.keys.verify(secret)
     assert key is not None
     assert key.scopes == ("admin",)

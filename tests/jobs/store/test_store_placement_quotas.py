@@ -54,14 +54,19 @@ def reason(store: Store, job_id: str) -> str | None:
     return line.reason
 
 
-def use_one_of_two(limited: Store, redis: redis_py.Redis) -> str:
-    """The project may hold two devices, and a job of it has one."""
-    limited.projects.limit("vision", {"devices": 2})
+def place_within(limited: Store, redis: redis_py.Redis, quotas: dict[str, int], devices: int) -> str:
+    """A job of the project, placed first."""
+    limited.projects.limit("vision", quotas)
     at(redis, START)
     host(limited, 8)
-    job = submit_for(limited, "vision", 1)
+    job = submit_for(limited, "vision", devices)
     assert limited.attempts.place() == [job]
     return job
+
+
+def use_one_of_two(limited: Store, redis: redis_py.Redis) -> str:
+    """The project may hold two devices, and a job of it has one."""
+    return place_within(limited, redis, {"devices": 2}, 1)
 
 
 def test_a_job_over_its_projects_devices_waits_and_holds_back_nobody(limited: Store, redis: redis_py.Redis) -> None:
@@ -93,11 +98,7 @@ def test_before_the_bound_a_smaller_job_of_the_project_may_overtake(limited: Sto
 
 def test_device_hours_are_those_of_the_window(limited: Store, redis: redis_py.Redis) -> None:
     """Two devices are held for an hour and a half, and the window of three hours forgets the first of these."""
-    limited.projects.limit("vision", {"device_hours": 3})
-    at(redis, START)
-    host(limited, 4)
-    job = submit_for(limited, "vision", 2)
-    assert limited.attempts.place() == [job]
+    job = place_within(limited, redis, {"device_hours": 3}, 2)
     at(redis, START + HOUR_MS)
     host(limited, 4)
     assert limited.projects.usage("vision").device_hours == pytest.approx(2, abs=0.1)

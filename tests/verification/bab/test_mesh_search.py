@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lanes import slow_but_for
+from meshes import start_mesh
 from nets import mlp
 from search_problems import goal_above, split_activations, split_inputs
 from torch import nn
@@ -20,13 +21,11 @@ from service.bounds.interval import Interval
 from service.bounds.methods import CROWN
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.shard import shard
-from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import MlpConfig
 from service.models import build
 from service.parallel import distributed
 from service.parallel.local_copy import local_copy
 from service.parallel.mesh import Axis, Mesh
-from service.parallel.mesh import build as build_mesh
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.dual_objective import DualObjective
 from service.verification.bab.activations.intermediate_bounds import bound_root
@@ -124,8 +123,7 @@ CASES: dict[str, tuple[Callable[..., SearchResult], Callable[[Mesh], Pair], floa
 
 def search(names: list[str], count: int) -> list[dict[str, Any]]:
     """Run the first ``count`` of each model's searches alone and divided."""
-    distributed.start("cpu")
-    mesh, found = build_mesh(ParallelSpec(tp=2), "cpu"), []
+    mesh, found = start_mesh(tp=2), []
     for name in names:
         split, pair, above, radius = CASES[name]
         found += islice(compared(name, split, pair(mesh), above, radius), count)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,13 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lanes import slow_but_for
 from launching import GroupFailureError
+from meshes import start_mesh
 from nets import mlp
-from search_problems import goal_above, model_from
+from search_problems import goal_above, model_from, split_activations, split_inputs
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN
+from service.parallel import distributed
 from service.parallel.mesh import Axis
+from service.verification.bab.activations.domains import DomainTransfer
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
 from service.verification.bab.search_group import (
     SINGLE_RANK,
@@ -30,7 +35,7 @@ from service.verification.bab.search_group import (
     SearchGroup,
     SearchStatus,
 )
-from service.verification.bab.settings import InputSearchSettings
+from service.verification.bab.settings import ActivationSearchSettings, InputSearchSettings, SearchSettings
 from service.verification.bab.work_sharing import ENOUGH, plan_moves
 
 CPU = torch.device("cpu")
@@ -170,21 +175,7 @@ def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
 
 def search(names: list[str]) -> list[dict[str, Any]]:
     """Each search alone and as a group, with how many domains this rank bounded itself."""
-    from dataclasses import replace
-    from unittest.mock import patch
-
-    from search_problems import split_activations, split_inputs
-
-    from service.jobs.spec.common import ParallelSpec
-    from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
-    from service.verification.bab.activations.domains import DomainTransfer
-    from service.verification.bab.inputs.boxes import BoxTransfer
-    from service.verification.bab.search_group import SearchGroup
-    from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
-
-    distributed.start("cpu")
-    mesh = build_mesh(ParallelSpec(dp_shard=2), "cpu")
+    mesh = start_mesh(dp_shard=2)
     search_group, found = SearchGroup(mesh.dp), []
     small = SearchSettings(
         activations=ActivationSearchSettings(largest_batch={"cpu": 16}),
@@ -198,20 +189,8 @@ def search(names: list[str]) -> list[dict[str, Any]]:
         net = mlp(widths, nn.ReLU(), 5, scale=2.0).double()
         for share, limit in ((above, 600.0), (-0.02, 600.0), (above, 0.0)):
             goal = goal_above(net, features, share, radius)
-            received, own = 0, 0
-
-            def receive(self: Any, rows: Any, original: Any = transfer.receive) -> None:
-                nonlocal received
-                received += len(rows)
-                original(self, rows)
-
-            def synchronise(self: Any, status: Any, *others: Any, original: Any = SearchGroup.synchronise) -> Any:
-                nonlocal own
-                own = status.domains
-                return original(self, status, *others)
-
             findings = []
-            with patch.object(transfer, "receive", receive), patch.object(SearchGroup, "synchronise", synchronise):
+            with counting_domains(transfer) as counted:
                 for each in (SINGLE_RANK, search_group):
                     subject = replace(model_from(net, features), search_group=each, settings=small)
                     started = time.monotonic()
@@ -226,12 +205,29 @@ def search(names: list[str]) -> list[dict[str, Any]]:
                     "alone domains": alone.domains,
                     "bound": together.bound,
                     "counterexample": together.counterexample,
-                    "received": received,
-                    "own": own,
+                    **counted,
                 }
             )
     distributed.stop()
     return found
+
+
+@contextmanager
+def counting_domains(transfer: Any) -> Iterator[dict[str, int]]:
+    """Count the domains that searches receive, and those that this rank bounds itself."""
+    counted = {"received": 0, "own": 0}
+    receive, synchronise = transfer.receive, SearchGroup.synchronise
+
+    def count_received(self: Any, rows: Any) -> None:
+        counted["received"] += len(rows)
+        receive(self, rows)
+
+    def count_own(self: Any, status: Any, *others: Any) -> Any:
+        counted["own"] = status.domains
+        return synchronise(self, status, *others)
+
+    with patch.object(transfer, "receive", count_received), patch.object(SearchGroup, "synchronise", count_own):
+        yield counted
 
 
 @pytest.mark.distributed
@@ -257,12 +253,7 @@ def dies_in_a_search(folder: str) -> None:
 
     from search_problems import split_inputs
 
-    from service.jobs.spec.common import ParallelSpec
-    from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
-
-    distributed.start("cpu")
-    group, rounds = SearchGroup(build_mesh(ParallelSpec(dp_shard=2), "cpu").dp), 0
+    group, rounds = SearchGroup(start_mesh(dp_shard=2).dp), 0
     net, synchronise = mlp([3, 16, 16, 1], nn.ReLU(), 5, scale=2.0).double(), SearchGroup.synchronise
 
     def counted(self: Any, *arguments: Any) -> GroupState:

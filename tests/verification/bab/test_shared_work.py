@@ -18,17 +18,16 @@ from service.verification.bab.search_group import SearchGroup, SearchStatus
 
 def shared_bounds() -> dict[str, Any]:
     """Bounds of hidden values: optimised alone and by a group, and refined by a group from loose ones."""
-    from service.jobs.spec.common import ParallelSpec
+    from meshes import start_mesh
+
     from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
     from service.verification.bab.activations import intermediate_bounds
     from service.verification.bab.activations.intermediate_bab import refine_intermediate_bounds
     from service.verification.bab.activations.intermediate_bounds import bound_root, optimise_intermediate_bounds
     from service.verification.bab.settings import SearchSettings
     from service.verification.bab.shared_work import SharedWork
 
-    distributed.start("cpu")
-    work = SharedWork(SearchGroup(build_mesh(ParallelSpec(dp_shard=2), "cpu").dp))
+    work = SharedWork(SearchGroup(start_mesh(dp_shard=2).dp))
     net = mlp([12, 10, 10, 10, 1], nn.ReLU(), 5, scale=2.0).double()
     model, settings, rows = model_from(net, 12), SearchSettings(), list[int]()
     root = bound_root(model, goal_above(net, 12, 0.1, 0.5), CROWN, 0.0)
@@ -72,16 +71,14 @@ def restarted() -> list[list[int]]:
     from dataclasses import replace
     from unittest.mock import patch
 
+    from meshes import start_mesh
     from search_problems import split_activations
 
-    from service.jobs.spec.common import ParallelSpec
     from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
     from service.verification.bab.activations.search import _ActivationSearch
     from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
 
-    distributed.start("cpu")
-    group = SearchGroup(build_mesh(ParallelSpec(dp_shard=2), "cpu").dp)
+    group = SearchGroup(start_mesh(dp_shard=2).dp)
     net, sizes = mlp([12, 10, 10, 1], nn.ReLU(), 5, scale=2.0).double(), list[list[int]]()
     status, start_over = _ActivationSearch._status, _ActivationSearch._start_over
 

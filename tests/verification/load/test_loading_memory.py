@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from onnx_models import dense
 from verify_jobs import context
 
+from benchmarks.recording_reporter import upload
 from service.jobs.files import DataLayout
 from service.jobs.runtime import RunContext
 
@@ -89,10 +89,7 @@ def test_constants_of_other_ranks_are_never_made_tensors(tmp_path: Path, torchru
     """Of an ONNX model: what a stage has stays mapped, and a share is copied from what is mapped."""
     widths = [64, *[256] * 8, 10]
     content = dense(widths)
-    file = f"file_{hashlib.sha256(content).hexdigest()}"
-    data = DataLayout(tmp_path)
-    data.file(file).parent.mkdir(parents=True)
-    data.file(file).write_bytes(content)
+    file = upload(DataLayout(tmp_path), content)
     for on_tp, on_pp in torchrun(peaks_of_onnx, 2, folder=str(tmp_path), file=file, whole=WHOLE):
         assert on_tp <= 0.6
         assert on_pp <= 0.2

@@ -47,7 +47,7 @@ def forked(
     *programs: tuple[list[str], dict[str, str]], threads: str = "none", room: bool = True
 ) -> tuple[list[int], list[str]]:
     """The exit codes and the lines that forks of one process print."""
-    from workers.linux import ROOM
+    from service.linux import ROOM
 
     words = [
         ([sys.executable, "-u", *arguments], {"PATH": os.defpath} | variables) for arguments, variables in programs

@@ -10,7 +10,7 @@ import pytest
 LISTENS = """
 import os, signal, socket, time
 from workers.event_protocol import STOP, end_early, lease_until
-from workers.linux import uptime
+from service.linux import uptime
 from workers.rank.program import Control
 
 ours, theirs = socket.socketpair()

@@ -11,7 +11,7 @@ from worker_fleet import train_spec
 
 from service.jobs.records import AttemptRef, Claim, HostShare
 from service.jobs.store import StoreLimits, StoreUnavailable
-from workers.linux import uptime
+from service.linux import uptime
 from workers.supervisor.lease import claim_part
 from workers.supervisor.settings import SupervisorOrder, SupervisorSettings
 

@@ -13,7 +13,7 @@ PLACED += ["stride_down", "stride_across", "offset_down", "offset_across"]
 
 @triton.jit(do_not_specialize=["rows"])
 def forward_least(a, centre, radius, out, n, rows, a_batch, a_row, BLOCK: tl.constexpr):
-    """``Σ a·centre − |a|·radius`` of each row; centre and radius are ``(batch, n)``."""
+    """Compute ``Σ a·centre − |a|·radius`` of each row; centre and radius are ``(batch, n)``."""
     program, instance, row = row_of_program(rows)
     begin = a + instance * a_batch + row * a_row
     total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
@@ -60,7 +60,7 @@ def lines_in_patches(
     a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across,
     BELOW: tl.constexpr, ABOVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``forward_lines`` for lines over images ``(batch, channels, tall, broad)`` as seen in patches, 0 outside.
+    """Do as ``forward_lines`` for lines over images ``(batch, channels, tall, broad)`` as seen in patches, 0 outside.
 
     ``place`` is ``(batch or 1, rows, 2)``, to be multiplied and moved to get a patch's upper left corner.
     """

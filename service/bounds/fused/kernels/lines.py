@@ -42,7 +42,7 @@ def forward_lines(
     above_batch, above_row,
     INDEXED: tl.constexpr, FREE: tl.constexpr, BELOW: tl.constexpr, ABOVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Coefficients through lines: slopes ``lower``, ``upper``, intercepts ``below``, ``above``.
+    """Lead coefficients through lines: slopes ``lower``, ``upper``, intercepts ``below``, ``above``.
 
     With FREE a lower slope is that of ``free`` ``(batch, rows, frees)`` where ``codes`` ``(batch, n)`` is 0 or more:
     there. A code of −2 − k marks an entry that is not open although place k is its own; −1 has none.
@@ -78,7 +78,7 @@ def backward_lines(
     TO_A: tl.constexpr, TO_LOWER: tl.constexpr, TO_UPPER: tl.constexpr, TO_BELOW: tl.constexpr, TO_ABOVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ``forward_lines``, from those onto its coefficients and its bias."""
+    """Compute the gradients of ``forward_lines``, from those onto its coefficients and its bias."""
     program, instance, row = row_of_program(rows)
     begin, sign = _start(a, index, a_batch, a_row, index_batch, instance, row, n, pairs, INDEXED)
     lower_at = instance * lower_batch + row * lower_row

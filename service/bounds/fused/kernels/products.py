@@ -50,7 +50,7 @@ def _places_in_matrix(i, j, height, width):
 def forward_products(
     a, places, x_low, x_high, y_low, y_high, to_x, to_y, bias, n, rows, a_batch, a_row, BLOCK: tl.constexpr
 ):
-    """Coefficients of products entry by entry; bounds are ``(batch, n)``, places ``(batch, rows, n)``."""
+    """Lead coefficients through products entry by entry; bounds are ``(batch, n)``, places ``(batch, rows, n)``."""
     program, instance, row = row_of_program(rows)
     total = tl.zeros([BLOCK], dtype=to_x.dtype.element_ty)
     for first in range(0, n, BLOCK):
@@ -92,7 +92,8 @@ def forward_matrices(
     a, places, x_low, x_high, y_low, y_high, to_x, to_y, bias, rows, heads, height, inner, width, a_batch, a_row,
     HEIGHT: tl.constexpr, INNER: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Coefficients ``(…, heads, height, width)`` of products of matrices ``(height, inner)`` and ``(inner, width)``.
+    """Lead coefficients ``(…, heads, height, width)`` through products of matrices, of ``(height, inner)`` by ``(inner,
+    width)``.
 
     A program works on one head of one row; ``places`` are ``(batch, rows, heads, height, inner, width)``.
     """

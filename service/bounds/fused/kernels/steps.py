@@ -16,7 +16,7 @@ def ones(out, BLOCK: tl.constexpr):
 def rough_product(
     a, b, out, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr
 ):
-    """``a`` ``(m, k)`` times the transpose of ``b`` ``(n, k)``, factors rounded to TF32."""
+    """Multiply ``a`` ``(m, k)`` by the transpose of ``b`` ``(n, k)``, factors rounded to TF32."""
     program = tl.program_id(0)
     across = tl.cdiv(n, BLOCK_N)
     group = program // (GROUP * across)

@@ -26,7 +26,7 @@ def _table_line(slopes, intercepts, place, x, j, here, instance, n, lines):
 
 @triton.jit(do_not_specialize=["rows", "lines"])
 def forward_table(a, places, slopes, intercepts, out, bias, n, rows, lines, a_batch, a_row, BLOCK: tl.constexpr):
-    """Coefficients through the lines at ``places`` ``(batch, rows, n)``."""
+    """Lead coefficients through the lines at ``places`` ``(batch, rows, n)``."""
     program, instance, row = row_of_program(rows)
     total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
     for first in range(0, n, BLOCK):

@@ -110,7 +110,7 @@ class ParallelSpec(Strict):
 
     @property
     def dp(self) -> int:
-        """Ranks that see different data."""
+        """Return the number of ranks that see different data."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -204,12 +204,12 @@ class CommonSpec(Strict):
 
     @property
     def stands_for_others(self) -> bool:
-        """Whether the job holds no devices: other jobs, which are submitted with it, run in its place."""
+        """Return whether the job holds no devices: other jobs, which are submitted with it, run in its place."""
         return self.sweep is not None
 
     @property
     def brings_code(self) -> bool:
-        """Whether ranks run code of the job's author: only where the operator allows it, and only in confinement."""
+        """Return whether ranks run code of the job's author: only in confinement, where the operator allows it."""
         return False
 
     @model_validator(mode="wrap")

@@ -48,7 +48,7 @@ class ConvnetConfig(ModelConfig):
 
     @property
     def flat_features(self) -> int:
-        """Numbers in the output of the last convolution."""
+        """Return how many numbers are in the output of the last convolution."""
         *_, (height, width) = self._sizes()
         return self.channels[-1] * height * width
 

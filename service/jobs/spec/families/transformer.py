@@ -11,7 +11,7 @@ from service.jobs.plugins import ModelConfig, Strict, Tokens, disagreement
 
 
 class RopeScaling(Strict):
-    """Slower rotary frequencies for sequences longer than those on which a model was first trained (Llama 3.1)."""
+    """Slows rotary frequencies for sequences longer than those on which a model was first trained (Llama 3.1)."""
 
     factor: float = Field(ge=1, description="factor by which low frequencies are slowed down")
     low_freq_factor: float = Field(

@@ -1,15 +1,19 @@
-"""Provides calls of Linux that Python lacks: the clock of leases, ``prctl``, and the command line that a process
-shows.
+"""Provides calls of Linux that Python lacks: the clock of leases, ``prctl``, the command line that a process shows,
+what it has open, its signals and its end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 ROOM = {"TRIVET_ROOM": 16_384 * "."}
 """Environment for a process whose forks will show another environment: :func:`present_as`."""
@@ -27,9 +31,11 @@ def uptime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def die_with_parent() -> None:
-    """Have the kernel send SIGKILL to this process when its parent ends; end now if that has already happened."""
-    parent = os.getppid()
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel send SIGKILL to this process when its parent ends; end now if that has already happened. A fork
+    names its ``parent``, which may have ended before this call.
+    """
+    parent = os.getppid() if parent is None else parent
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -77,6 +83,42 @@ def _private_memory() -> Iterator[tuple[int, int]]:
         if rights == "rw-p" and name in ([], ["[heap]"]):
             start, _, end = where.partition("-")
             yield int(start, 16), int(end, 16)
+
+
+def open_files() -> list[str]:
+    """Return the names of what this process has open. Raises :class:`OSError` if the kernel does not say."""
+    found = []
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone, before one of them is gone
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{entry}"))  # noqa: PTH115 - a name, not a path to follow
+    return found
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, or its number if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@contextlib.contextmanager
+def handle_signals(handle: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
+    """Let a function handle these signals meanwhile."""
+    previous = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, without exit handlers and finalisation, once its output is written."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def present_as(arguments: Iterable[str], environment: Mapping[str, str]) -> None:
