@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 DISAGREEMENT = "disagreement"
@@ -25,3 +27,21 @@ class Strict(BaseModel):
     """A frozen spec fragment that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truth_as_number(cls, given: Any) -> Any:
+        """Refuse true and false for a number, which Python takes for 1 and 0: ``every: true`` would be every step."""
+        for name in _numbers(cls).intersection(given) if isinstance(given, dict) else ():
+            value = given[name]
+            if any(isinstance(each, bool) for each in (value if isinstance(value, list) else (value,))):
+                raise disagreement(name, "true and false are no numbers here", value, "a number")
+        return given
+
+
+@cache
+def _numbers(model: type[BaseModel]) -> frozenset[str]:
+    """Return the fields, as they are written, that take numbers and no truth values."""
+    typed = {field.alias or name: str(field.annotation) for name, field in model.model_fields.items()}
+    takes = {name: set(re.findall(r"\w+", said)) for name, said in typed.items()}
+    return frozenset(name for name, words in takes.items() if words & {"int", "float"} and "bool" not in words)
