@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.callers import HubDep, ReadableJob, Reader, SettingsDep, StoreDep
 from api.reads import Staying, history, while_staying, within
-from api.requests import After, resume_point, stream_id, wants_stream
+from api.requests import After, refuse, resume_point, stream_id, wants_stream
 from api.streams import Cursor, sse
 from service.jobs.events import Level, LineFilter
 from service.jobs.store import Store
@@ -89,6 +89,8 @@ async def get_job_logs(
         point = resume_point(request, after)
         cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
         return sse.respond(hub, key, cursor, {job.id: job.state}, types=_LOGS, single=True)
+    if after is not None and attempt is not None:
+        raise refuse("attempt", "events after another are those of every attempt", attempt, "`after` or `attempt`")
     wanted = LineFilter(rank, stream, None if q is None else q.casefold(), level)
     start = stream_id("after", after)
     if start != BEGINNING:

@@ -41,7 +41,7 @@ def ended_pages(fleet: Fleet) -> dict[str, str]:
     compiled.artifact("report.json", json.dumps(REPORT).encode(), "application/json")
     compiled.succeed({"gate": {"train": "eager"}})
     fleet.store.projects.create("perception", "what the cars see")
-    fleet.store.projects.limit("perception", {"queued_jobs": 100, "devices": 2})
+    fleet.store.projects.change("perception", {"queued_jobs": 100, "devices": 2})
     labels = {"team": "vision", "who": "engineers", "study": "learning-rates-and-widths"}
     spec = spec_adapter.validate_python(train_spec("broken", labels=labels))
     failed = fleet.begin(fleet.store.jobs.submit(spec, "annabelle", project="perception")[0].id)

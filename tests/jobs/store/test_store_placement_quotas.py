@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from lanes import examples
 from store_builders import DONE, LIMITS, submit_for
 
-from service.jobs.accounts import Quotas
+from service.jobs.accounts import Project, Quotas
 from service.jobs.files import DataLayout
 from service.jobs.queue.fair_share import Use
 from service.jobs.records import AttemptRef, Conflict
-from service.jobs.store import HostReport, Store, stubs
+from service.jobs.store import HostReport, Store, projects, stubs
 from service.jobs.store.keyspace import CLOCK, DEVICE_HOURS, PLACEMENT_IDLE, PLACEMENT_QUOTAS
 
 BOUND_MS = round(LIMITS.max_queue_bypass_s * 1000)
@@ -56,7 +56,7 @@ def reason(store: Store, job_id: str) -> str | None:
 
 def use_one_of_two(limited: Store, redis: redis_py.Redis) -> str:
     """The project may hold two devices, and a job of it has one."""
-    limited.projects.limit("vision", {"devices": 2})
+    limited.projects.change("vision", {"devices": 2})
     at(redis, START)
     host(limited, 8)
     job = submit_for(limited, "vision", 1)
@@ -79,7 +79,7 @@ def test_a_job_over_its_projects_devices_waits_and_holds_back_nobody(limited: St
     host(limited, 8)
     assert limited.attempts.place() == [large]
     assert reason(limited, small) == "project vision uses 2 of 2 devices, and this job needs 1"
-    limited.projects.limit("vision", {"devices": None})
+    limited.projects.change("vision", {"devices": None})
     limited.jobs.cancel(other)
     assert limited.attempts.place() == [small]
 
@@ -93,7 +93,7 @@ def test_before_the_bound_a_smaller_job_of_the_project_may_overtake(limited: Sto
 
 def test_device_hours_are_those_of_the_window(limited: Store, redis: redis_py.Redis) -> None:
     """Two devices are held for an hour and a half, and the window of three hours forgets the first of these."""
-    limited.projects.limit("vision", {"device_hours": 3})
+    limited.projects.change("vision", {"device_hours": 3})
     at(redis, START)
     host(limited, 4)
     job = submit_for(limited, "vision", 2)
@@ -137,7 +137,7 @@ def test_hours_beyond_the_longest_window_are_forgotten(limited: Store, redis: re
 
 
 def test_a_project_that_goes_leaves_no_quota(limited: Store, redis: redis_py.Redis) -> None:
-    limited.projects.limit("speech", {"devices": 2, "queued_jobs": 1})
+    limited.projects.change("speech", {"devices": 2, "queued_jobs": 1})
     assert redis.hget(PLACEMENT_QUOTAS(), "speech") == b'{"devices":2}'
     redis.hset(DEVICE_HOURS("speech"), "1", 1)
     limited.projects.delete("speech")
@@ -155,12 +155,27 @@ def test_a_new_project_has_the_operators_quotas(broker: str, redis: redis_py.Red
     assert redis.hget(PLACEMENT_QUOTAS(), "vision") == b'{"devices":2}'
     with pytest.raises(Conflict):
         Store.connect(broker, data, LIMITS).projects.create("vision")
-    assert first.projects.limit("vision", {"devices": None}).quotas == Quotas(queued_jobs=5)
+    assert first.projects.change("vision", {"devices": None}).quotas == Quotas(queued_jobs=5)
     assert not redis.exists(PLACEMENT_QUOTAS())
 
 
+def test_changes_of_a_project_at_the_same_time_are_all_kept(limited: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, others = projects._project, [{"devices": 3}]
+
+    def read_before_another(name: str, text: str | None) -> Project:
+        found = read(name, text)
+        if others:
+            limited.projects.change(name, others.pop())
+        return found
+
+    monkeypatch.setattr(projects, "_project", read_before_another)
+    limited.projects.change("vision", description="lidar")
+    found = limited.projects.get("vision")
+    assert (found.description, found.quotas.devices) == ("lidar", 3)
+
+
 def test_nobody_makes_room_for_a_job_over_its_quota(limited: Store, redis: redis_py.Redis) -> None:
-    limited.projects.limit("vision", {"devices": 1})
+    limited.projects.change("vision", {"devices": 1})
     at(redis, START)
     host(limited, 4)
     own, running = submit_for(limited, "vision", 1), submit_for(limited, "speech", 3, preemptible="1")
@@ -174,7 +189,7 @@ def test_nobody_makes_room_for_a_job_over_its_quota(limited: Store, redis: redis
     assert seen
     assert seen[0] == []
     redis.delete(PLACEMENT_IDLE())
-    limited.projects.limit("vision", {"devices": 2})
+    limited.projects.change("vision", {"devices": 2})
     assert limited.attempts.place() == []
     at(redis, START + 2 * BOUND_MS)
     redis.delete("trivet:preemption:pause")
