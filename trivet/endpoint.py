@@ -61,8 +61,9 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
         return _of_data_folder(settings, secret)
     parts = urlsplit(address.value)
     if parts.scheme not in ("http", "https", "unix") or "@" in parts.netloc or parts.query or parts.fragment:
+        shown = re.sub("//.*@", "//…@", address.value)
         raise TrivetError(
-            f"{_name_source('url', address)}={address.value!r} is not the address of a service; one looks like "
+            f"{_name_source('url', address)}={shown!r} is not the address of a service; one looks like "
             "http://127.0.0.1:8437, https://host or unix:///folder/api.sock"
         )
     ca_cert = settings.ca_cert if _same_side(chosen.get("ca_cert"), address) else None

@@ -80,7 +80,7 @@ def change_project(name: str, body: ProjectChange, request: Request, key: Admin,
 
 @router.delete("/projects/{name}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_project(name: str, request: Request, key: Admin, store: StoreDep) -> None:
-    """Delete a project that has no jobs, uploads, keys or webhooks."""
+    """Delete a project that has no jobs, uploads, keys, accounts or webhooks."""
     store.projects.delete(name)
     audit(request, "project.delete", subject=name)
 

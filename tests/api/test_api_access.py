@@ -194,10 +194,12 @@ def test_projects_are_made_changed_and_deleted(client: TestClient, keys: Keys) -
     job = client.post("/v1/jobs", json=TRAIN, headers=bearer(secret)).json()["id"]
     hook = client.post("/v1/webhooks", json={"url": "https://example.org/", "project": "vision"}).json()["id"]
     assert client.post("/v1/webhooks", json={"url": "https://example.org/", "project": "no"}).status_code == 404
+    client.post("/v1/accounts", json={"name": "ci", "project": "vision"})
     held = client.delete("/v1/projects/vision")
     assert held.status_code == 409
-    assert "1 jobs, 0 uploads, 1 keys and 1 webhooks" in held.json()["detail"]
+    assert "1 jobs, 0 uploads, 1 keys, 1 accounts and 1 webhooks" in held.json()["detail"]
     client.delete(f"/v1/webhooks/{hook}")
+    client.delete("/v1/accounts/ci")
     client.post(f"/v1/jobs/{job}/cancel")
     client.delete(f"/v1/jobs/{job}")
     (key,) = (each["id"] for each in client.get("/v1/keys").json()["items"] if each["project"] == "vision")

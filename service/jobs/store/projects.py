@@ -98,8 +98,8 @@ class Projects:
         )
 
     def delete(self, name: str) -> None:
-        """Forget a project. Raises :class:`NotFound`, and :class:`Conflict` while it has jobs, uploads, keys or
-        webhooks.
+        """Forget a project. Raises :class:`NotFound`, and :class:`Conflict` while it has jobs, uploads, keys,
+        accounts or webhooks.
         """
         stubs.delete_project(self.client, name)
 

@@ -1,5 +1,5 @@
--- Forget a project that has no jobs, uploads, keys or webhooks; what was shared with it no longer is.
--- COST: the keys and the webhooks, and the jobs that are shared with it.
+-- Forget a project that has no jobs, uploads, keys, accounts or webhooks; what was shared with it no longer is.
+-- COST: the keys, accounts and webhooks, and the jobs that are shared with it.
 -- USES: core jobs members sharing
 -- ARGV: project: str
 -- RETURNS: 1
@@ -18,10 +18,11 @@ local function count_in(hash)
 end
 
 local jobs, uploads = redis.call("ZCARD", KEY.jobs_by("project:" .. project)), redis.call("HLEN", KEY.uploads(project))
-local keys, webhooks = count_in(KEY.api_keys()), count_in(KEY.webhooks()) -- which would tell of a later project's jobs
-if jobs + uploads + keys + webhooks > 0 then
+-- What stays would belong to a later project of this name, and webhooks would tell of its jobs.
+local keys, accounts, webhooks = count_in(KEY.api_keys()), count_in(KEY.accounts()), count_in(KEY.webhooks())
+if jobs + uploads + keys + accounts + webhooks > 0 then
   return refuse("CONFLICT", "project " .. project .. " has " .. jobs .. " jobs, " .. uploads .. " uploads, " .. keys
-    .. " keys and " .. webhooks .. " webhooks; delete and revoke them first")
+    .. " keys, " .. accounts .. " accounts and " .. webhooks .. " webhooks; delete and revoke them first")
 end
 for _, id in ipairs(redis.call("ZRANGE", KEY.jobs_by("visible:" .. project), 0, -1)) do
   stop_sharing(id, project)
