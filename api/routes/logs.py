@@ -84,13 +84,17 @@ async def get_job_logs(
     after: After = None,
     format: Literal["text", "jsonl"] = "text",  # noqa: A002
 ) -> Any:
-    """Log lines, oldest first; a live stream follows with every rank's lines."""
+    """Log lines, oldest first; a live stream follows with every rank's lines, and takes no filter."""
+    filters = {"rank": rank, "stream": stream, "attempt": attempt, "q": q, "level": level, "tail": tail}
+    for name in filters if wants_stream(request) else ("attempt",) if after is not None else ():
+        if filters[name] is not None:
+            raise refuse(
+                name, "a live stream has every line, and so have the lines after an event", filters[name], "none"
+            )
     if wants_stream(request):
         point = resume_point(request, after)
         cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
         return sse.respond(hub, key, cursor, {job.id: job.state}, types=_LOGS, single=True)
-    if after is not None and attempt is not None:
-        raise refuse("attempt", "events after another are those of every attempt", attempt, "`after` or `attempt`")
     wanted = LineFilter(rank, stream, None if q is None else q.casefold(), level)
     start = stream_id("after", after)
     if start != BEGINNING:

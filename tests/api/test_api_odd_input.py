@@ -85,13 +85,15 @@ def test_a_compressed_body_is_not_taken_for_a_plain_one(client: TestClient) -> N
         ("GET /v1/jobs?owner=ann&owner=bob", "owner", "twice"),
         ("GET /v1/me?x=1", "x", "no parameter"),
         ("GET /v1/jobs?label=", "label", "^[^=]"),
-        ("GET /v1/jobs/ID/logs?after=1-0&attempt=1", "attempt", "every attempt"),
+        ("GET /v1/jobs/ID/logs?after=1-0&attempt=1", "attempt", "every line"),
+        ("STREAM /v1/jobs/ID/logs?rank=1", "rank", "a live stream"),
     ],
 )
 def test_a_parameter_that_would_be_ignored_is_refused(client: TestClient, call: str, name: str, said: str) -> None:
     """A misspelt filter would list, or delete, what it was to leave out."""
-    method, path = call.replace("ID", submit(client)).split()
-    (error,) = client.request(method, path).json()["errors"]
+    method, path = call.replace("ID", submit(client)).replace("STREAM", "GET").split()
+    accept = "text/event-stream" if call.startswith("STREAM") else "*/*"
+    (error,) = client.request(method, path, headers={"accept": accept}).json()["errors"]
     assert error["path"] == name
     assert said in str(error)
 
