@@ -63,7 +63,7 @@ def worker(
 
 
 def _tell_of_unknown_settings() -> None:
-    """Say which variables change nothing: a limit whose name is misspelt would be none."""
+    """Say which variables are no settings: a limit whose name is misspelt would be none."""
     from service.jobs.settings import unknown_variables  # noqa: PLC0415
 
     for told in unknown_variables():

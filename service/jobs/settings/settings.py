@@ -81,13 +81,13 @@ class Settings(
 
 
 def unknown_variables() -> list[str]:
-    """Return what is wrong with each variable that looks like a setting and is none: nothing else reads it."""
+    """Return a line for each variable that looks like a setting and is none."""
     known = [(ENV_PREFIX + name).upper() for name in (*Settings.model_fields, "config")]
     told = []
     for name in sorted(os.environ):
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
             close = get_close_matches(name, known, n=1, cutoff=0.8)
-            told.append(f"{name} is no setting and changes nothing{f'; did you mean {close[0]}?' if close else ''}")
+            told.append(f"{name} is no setting{f'; did you mean {close[0]}?' if close else ''}")
     return told
 
 

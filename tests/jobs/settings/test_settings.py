@@ -94,7 +94,7 @@ def test_a_variable_that_is_no_setting_is_told(bare: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TRIVET_MAX_FILE_BYTE", "2048")
     monkeypatch.setenv("TRIVET_CONFIG", "settings.toml")
     (told,) = unknown_variables()
-    assert told == "TRIVET_MAX_FILE_BYTE is no setting and changes nothing; did you mean TRIVET_MAX_FILE_BYTES?"
+    assert told == "TRIVET_MAX_FILE_BYTE is no setting; did you mean TRIVET_MAX_FILE_BYTES?"
 
 
 def test_the_store_obeys_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
