@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_origin
 
 from fastapi import Header, Query, Request, params
-from fastapi.dependencies.utils import field_annotation_is_sequence, get_flat_params
+from fastapi.dependencies.utils import get_flat_params
 from pydantic import AfterValidator
 
 from api.requests.problems import FieldError, echo, invalid
@@ -54,7 +54,7 @@ async def refuse_ignored(request: Request) -> None:
     if not request.query_params:
         return
     taken = {
-        field.alias: field_annotation_is_sequence(field.field_info.annotation)
+        field.alias: _takes_several(field.field_info.annotation)
         for field in get_flat_params(request.scope["route"].dependant)
         if isinstance(field.field_info, params.Query)
     }
@@ -70,6 +70,10 @@ async def refuse_ignored(request: Request) -> None:
             errors.append(FieldError(path=name, message="it is there twice", got=echo(given), expected="one value"))
     if errors:
         raise invalid(errors)
+
+
+def _takes_several(annotation: Any) -> bool:
+    return list in (get_origin(annotation), *map(get_origin, get_args(annotation)))
 
 
 def refused_key(conflict: Conflict, key: str | None) -> Exception:
