@@ -11,16 +11,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from types import FrameType
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Security
+from fastapi import APIRouter, Depends, FastAPI, Request, Security
 from fastapi.routing import APIRoute
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api.callers import AuditQueue, Context, attach, authenticated, context_of, session_cookie
 from api.deliveries import WebhookSender
 from api.exports.sender import JobExports
-from api.front import ExpensiveAnswers, Hardening, HostNames, PlainRoutes, RequestIds, errors, known_names
+from api.front import ExpensiveAnswers, Hardening, PlainHeads, PlainRoutes, RequestIds, errors, known_names
 from api.offload import Apart, Checker, CheckerSettings, FairTurns
 from api.openapi import document
+from api.requests import refuse_ignored
 from api.routes import (
     accounts,
     alerts,
@@ -79,7 +80,7 @@ def create_app(settings: Settings, store: Store | None = None, apart: Apart | No
     app.add_middleware(ExpensiveAnswers, store=connected, turns=turns, apart=apart)
     app.add_middleware(PlainRoutes, store=connected, handlers=app.exception_handlers)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
-    app.add_middleware(HostNames, names=known_names(settings))
+    app.add_middleware(PlainHeads, names=known_names(settings))
     app.add_middleware(Hardening)
     app.add_middleware(RequestTimes, meter=monitor.meter)
     app.add_middleware(Traces, tracing=monitor.tracing)
@@ -144,8 +145,8 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def _v1(settings: Settings) -> APIRouter:
-    """Return the routes that need a key. The dependency is on the router, so that no route can forget it."""
-    router = APIRouter(prefix=V1, dependencies=[Security(authenticated)])
+    """Return the routes that need a key. The dependencies are on the router, so that no route can forget them."""
+    router = APIRouter(prefix=V1, dependencies=[Security(authenticated), Depends(refuse_ignored)])
     for resource in (
         jobs.router,
         batches.router,

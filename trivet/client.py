@@ -193,6 +193,8 @@ class Client(FileCalls, OperatorCalls, ModuleCalls):
         """Delete every ended job that matches all filters, some at a time, or with ``dry_run`` only find out which; at
         least one filter is needed. What an unfinished job needs, and what the key may not change, stays.
         """
+        if ended_before is not None and ended_before.tzinfo is None:
+            raise ValueError(f"ended_before: {ended_before} has no time zone; give one, as with .astimezone()")
         moment = None if ended_before is None else ended_before.isoformat()
         wanted = {**filters, "state": state, "ended_before": moment, "dry_run": dry_run or None}
         jobs: list[str] = []
@@ -367,4 +369,4 @@ def _job(job_id: str) -> str:
 
 
 def _joined(names: Sequence[str] | None) -> str | None:
-    return None if names is None else ",".join(names)
+    return names if names is None or isinstance(names, str) else ",".join(names)

@@ -59,9 +59,11 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
         raise TrivetError(f"the key from {secret.source} is not an API key: it has characters that no key has")
     if address is None:
         return _of_data_folder(settings, secret)
-    if urlsplit(address.value).scheme not in ("http", "https", "unix"):
+    parts = urlsplit(address.value)
+    if parts.scheme not in ("http", "https", "unix") or "@" in parts.netloc or parts.query or parts.fragment:
+        shown = re.sub("//.*@", "//…@", address.value)
         raise TrivetError(
-            f"{_name_source('url', address)}={address.value!r} is not the address of a service; one looks like "
+            f"{_name_source('url', address)}={shown!r} is not the address of a service; one looks like "
             "http://127.0.0.1:8437, https://host or unix:///folder/api.sock"
         )
     ca_cert = settings.ca_cert if _same_side(chosen.get("ca_cert"), address) else None

@@ -16,7 +16,7 @@ from typing import Self
 import psutil
 from pydantic import SecretStr
 
-from service.jobs.files import DataLayout
+from service.jobs.files import DataLayout, free_bytes
 from service.jobs.host import (
     ENV_PREFIX,
     LockedError,
@@ -42,6 +42,8 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 _POLL_S = 0.1
 _PROBE_S = 5.0
 """Seconds for an answer at a socket that is open before anybody answers there."""
+_LITTLE_DISK = 1 << 20
+"""Bytes of a disk that is as good as full."""
 
 
 def _how(code: int) -> str:
@@ -213,7 +215,9 @@ class LocalService:
         restarts, said = self.restarts[name], []
         if restarts.ended(time.monotonic()):
             pause = f" in {restarts.pause_s:.0f} s" if restarts.pause_s else ""
-            said.append(f"the {name} {ended} and is restarted{pause}; its log is {log}")
+            free = free_bytes(log)
+            full = f", on a disk of which {free} bytes are free" if free < _LITTLE_DISK else ""
+            said.append(f"the {name} {ended} and is restarted{pause}; its log is {log}{full}")
         if restarts.is_due(time.monotonic()):
             restarts.started(time.monotonic())
             try:

@@ -147,7 +147,7 @@ class ProjectsResource:
         return ProjectDetails.model_validate(self.connection.json("PATCH", _project(name), json=changes))
 
     def delete(self, name: str) -> None:
-        """Delete a project that has no jobs, no uploads and no keys."""
+        """Delete a project that has no jobs, uploads, keys, accounts or webhooks."""
         self.connection.json("DELETE", _project(name))
 
     def set_member(self, name: str, owner: str, role: Role) -> ProjectDetails:

@@ -8,6 +8,7 @@ from api.callers.access import (
     MaintainedProject,
     ReadableJob,
     ReadableProject,
+    TargetProject,
     as_seen,
     visible_job,
     why_unchangeable,
@@ -29,7 +30,6 @@ from api.callers.security import (
     only_secret,
     refuse_cross_site,
     session_cookie,
-    target_project,
 )
 from api.callers.submissions import Submitting
 
@@ -51,6 +51,7 @@ __all__ = [
     "StoreDep",
     "Submitter",
     "Submitting",
+    "TargetProject",
     "admit_ahead",
     "as_seen",
     "attach",
@@ -66,7 +67,6 @@ __all__ = [
     "refuse_cross_site",
     "remember_caller",
     "session_cookie",
-    "target_project",
     "visible_job",
     "why_unchangeable",
 ]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, TypeVar
 
-from fastapi import Depends
+from fastapi import Depends, Query
 
 from api.callers.context import StoreDep
 from api.callers.security import Reader, Submitter
 from api.requests import ProblemError
-from service.jobs.accounts import Project
+from service.jobs.accounts import Project, ProjectName
 from service.jobs.records import ApiKey, Job, ListedJob, NotFound
 from service.jobs.store import Store, in_loop
 
@@ -81,5 +81,23 @@ async def _maintained_project(name: str, caller: Submitter, store: StoreDep) -> 
     return project
 
 
+async def _target_project(
+    caller: Reader,
+    store: StoreDep,
+    project: Annotated[
+        ProjectName | None,
+        Query(description="the project, which only an operator's key may choose; `default` when absent"),
+    ] = None,
+) -> str:
+    own = caller.submits_to
+    if project in (None, own):
+        return own
+    if not caller.is_operator:
+        raise ProblemError(403, f"this key submits to project '{own}'; only an operator's key may name another")
+    return (await in_loop(store.projects.get, project)).name
+
+
 ReadableProject = Annotated[Project, Depends(_readable_project)]
 MaintainedProject = Annotated[Project, Depends(_maintained_project)]
+TargetProject = Annotated[str, Depends(_target_project)]
+"""The project of a submission: the key's, or the one that an operator names; 404 for one that does not exist."""

@@ -19,7 +19,7 @@ from starlette.types import Scope as ConnectionScope
 
 from api.callers.audit_trail import audit_refusal, remember_caller
 from api.callers.context import context_of
-from api.requests import ProblemError
+from api.requests import TICKET, ProblemError
 from service.jobs.accounts import DEFAULT_PROJECT, Scope
 from service.jobs.records import ApiKey
 from service.jobs.store import Credential, Store, in_loop
@@ -136,7 +136,7 @@ def _by_session(request: Request, store: Store, session: str) -> Caller:
     key = store.sessions.resume(
         session,
         page=request.headers.get(PAGE_HEADER, ""),
-        ticket=request.query_params.get("ticket", "") if reads else "",
+        ticket=request.query_params.get(TICKET, "") if reads else "",
         path=request.scope["raw_path"].decode("latin-1"),
     )
     if key is None:
@@ -177,13 +177,6 @@ def _same_origin(request: Request) -> bool:
     if origin is not None:
         return origin.lower().partition("://")[2] == request.headers.get("host", "").lower()
     return _CSRF_HEADER in request.headers
-
-
-def target_project(key: Caller, named: str | None) -> str:
-    """Return the project of a submission: the one that is named, which only an operator may choose, or the key's."""
-    if named in (None, key.submits_to) or key.is_operator:
-        return named or key.submits_to
-    raise ProblemError(403, f"this key submits to project '{key.submits_to}'; only an operator's key may name another")
 
 
 def _unauthorized(detail: str) -> ProblemError:

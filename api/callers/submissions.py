@@ -7,9 +7,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request, Response
 
+from api.callers.access import TargetProject
 from api.callers.context import Context, context_of
-from api.callers.security import Caller, Submitter, target_project
-from api.requests import IdempotencyKey, TargetProject
+from api.callers.security import Caller, Submitter
+from api.requests import IdempotencyKey
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,8 @@ class SubmissionCall:
     response: Response
     key: Caller
     idempotency_key: str | None
-    named_project: str | None
-
-    @property
-    def project(self) -> str:
-        """Return the project of the jobs. Raises a 403 for one in which this key may not submit."""
-        return target_project(self.key, self.named_project)
+    project: str
+    """The project of the jobs."""
 
     @property
     def context(self) -> Context:
@@ -37,8 +34,8 @@ async def _submission_call(
     request: Request,
     response: Response,
     key: Submitter,
+    project: TargetProject,
     idempotency_key: IdempotencyKey = None,
-    project: TargetProject = None,
 ) -> SubmissionCall:
     return SubmissionCall(request, response, key, idempotency_key, project)
 

@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -147,11 +147,15 @@ class NamedAddresses:
         said = ("://", "mailto:", OFFLINE)
         naming = {at: text for at, text in specs.items() if any(each in text for each in said)}  # most specs do not
         named = [(path, url) for at, text in naming.items() for path, url in self._urls(at, json.loads(text))]
+        missing = (each for pair in dict.fromkeys(named) if (each := self._missing(*pair)))
+        return [*await self.forbidden(named), *missing]
+
+    async def forbidden(self, named: Iterable[tuple[str, str]]) -> list[Problem]:
+        """Return the problems with URLs, each with its path, that lead where nothing may be sent."""
         found = [(path, url) for path, url in named if "://" in url]
         urls = list(dict.fromkeys(url for _, url in found))[:_LOOKED_UP]
         reasons = dict(zip(urls, await asyncio.gather(*map(self._reason, urls)), strict=True))
-        forbidden = [Problem(path, reason, url, _EXPECTED) for path, url in found if (reason := reasons.get(url))]
-        return [*forbidden, *(each for pair in dict.fromkeys(named) if (each := self._missing(*pair)))]
+        return [Problem(path, reason, url, _EXPECTED) for path, url in found if (reason := reasons.get(url))]
 
     def _missing(self, path: str, url: str) -> Problem | None:
         """Return the problem with what this service lacks for an address: a package, a key, or that it sends e-mail."""

@@ -113,24 +113,32 @@ def is_known(host: str, names: frozenset[str]) -> bool:
     return True
 
 
-class HostNames(HttpMiddleware):
-    """Refuses requests that ask for a host of another name."""
+_ONCE = ("host", "authorization", "content-type", "idempotency-key")
+"""Headers of which a proxy in front may use another one than the service, where there are two."""
+
+
+class PlainHeads(HttpMiddleware):
+    """Refuses requests that ask for a host of another name, that say a header twice, or whose body is compressed: it
+    would be read, and an upload kept, as it is.
+    """
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
         super().__init__(app)
         self._names = names
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        named = Headers(scope=scope).getlist("host")
-        if len(named) > 1:  # a proxy in front may have used the other one
-            await respond(400, "the request names more than one Host")(scope, receive, send)
-            return
-        host = named[0] if named else ""
+        refusal = self._refusal(Headers(scope=scope))
+        await (self._app if refusal is None else respond(*refusal))(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> tuple[int, str] | None:
+        if (twice := next((name for name in _ONCE if len(headers.getlist(name)) > 1), None)) is not None:
+            return 400, f"the request has more than one header {twice.title()}"
+        host, encoding = headers.get("host", ""), headers.get("content-encoding", "identity")
         if not is_known(host, self._names):
-            detail = f"this service is not called {host[:200]!r}; its names are set by {ENV_PREFIX}ALLOWED_HOSTS"
-            await respond(421, detail)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            return 421, f"this service is not called {host[:200]!r}; its names are set by {ENV_PREFIX}ALLOWED_HOSTS"
+        if encoding.lower() != "identity":
+            return 415, f"the body has the Content-Encoding {encoding[:200]!r}; send it without one"
+        return None
 
 
 REQUEST_ID_HEADER = "X-Request-ID"

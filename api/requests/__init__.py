@@ -3,6 +3,7 @@
 from api.requests.body import KeptBody
 from api.requests.error_paths import Locator
 from api.requests.params import (
+    TICKET,
     After,
     IdempotencyKey,
     JobIds,
@@ -11,9 +12,9 @@ from api.requests.params import (
     NeedsFilter,
     PageCursor,
     SweepFilter,
-    TargetProject,
     Types,
     refuse,
+    refuse_ignored,
     refused_key,
     resume_point,
     split_ids,
@@ -37,6 +38,7 @@ from api.requests.sweeps import from_spec
 
 __all__ = [
     "MEDIA_TYPE",
+    "TICKET",
     "After",
     "FieldError",
     "IdempotencyKey",
@@ -51,7 +53,6 @@ __all__ = [
     "ProblemError",
     "StrictRoute",
     "SweepFilter",
-    "TargetProject",
     "Types",
     "from_refusals",
     "from_spec",
@@ -59,6 +60,7 @@ __all__ = [
     "invalid",
     "loads",
     "refuse",
+    "refuse_ignored",
     "refused_key",
     "respond",
     "resume_point",

@@ -1,15 +1,17 @@
-"""Query parameters that several resources share."""
+"""Query parameters that several resources share, and the refusal of those that a route does not take."""
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
-from typing import Annotated
+from difflib import get_close_matches
+from typing import Annotated, Any, get_args, get_origin
 
-from fastapi import Header, Query, Request
+from fastapi import Header, Query, Request, params
+from fastapi.dependencies.utils import get_flat_params
 from pydantic import AfterValidator
 
 from api.requests.problems import FieldError, echo, invalid
-from service.jobs.accounts import ProjectName
 from service.jobs.records import Conflict
 from service.jobs.store.tail import BEGINNING, parse_id
 
@@ -30,10 +32,8 @@ IdempotencyKey = Annotated[
     str | None, Header(min_length=1, max_length=200, description="for a day, the same key and body give the same jobs")
 ]
 
-TargetProject = Annotated[
-    ProjectName | None, Query(description="the project, which only an operator's key may choose; `default` when absent")
-]
-
+TICKET = "ticket"
+"""The parameter that admits a session to the path of a link, whatever the route."""
 _EVENT_STREAM = "text/event-stream"
 
 
@@ -45,6 +45,35 @@ def wants_stream(request: Request) -> bool:
 def refuse(path: str, message: str, got: object, expected: str) -> Exception:
     """Return the 422 of one parameter."""
     return invalid([FieldError(path=path, message=message, got=echo(got), expected=expected)])
+
+
+async def refuse_ignored(request: Request) -> None:
+    """Refuse a parameter that the route does not take, or takes once and got twice: what a misspelt filter was to leave
+    out would be listed, or deleted.
+    """
+    if not request.query_params:
+        return
+    taken = {
+        field.alias: _takes_several(field.field_info.annotation)
+        for field in get_flat_params(request.scope["route"].dependant)
+        if isinstance(field.field_info, params.Query)
+    }
+    errors = []
+    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+        given = request.query_params.getlist(name)
+        if name not in taken and name != TICKET:
+            close = get_close_matches(name, taken, n=1)
+            message = f"there is no parameter {name!r}{f'; did you mean {close[0]!r}?' if close else ''}"
+            expected = f"one of {', '.join(taken)}" if taken else "no parameter"
+            errors.append(FieldError(path=name, message=message, got=echo(given[-1]), expected=expected))
+        elif count > 1 and not taken.get(name):
+            errors.append(FieldError(path=name, message="it is there twice", got=echo(given), expected="one value"))
+    if errors:
+        raise invalid(errors)
+
+
+def _takes_several(annotation: Any) -> bool:
+    return list in (get_origin(annotation), *map(get_origin, get_args(annotation)))
 
 
 def refused_key(conflict: Conflict, key: str | None) -> Exception:

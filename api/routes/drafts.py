@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.callers import CheckerDep, StoreDep, Submitter, target_project
+from api.callers import CheckerDep, StoreDep, Submitter, TargetProject
 from api.offload import Checker, while_connected
-from api.requests import FieldError, ProblemError, StrictRoute, TargetProject, from_refusals, from_spec, several_of
+from api.requests import FieldError, ProblemError, StrictRoute, from_refusals, from_spec, several_of
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plugins import CommonSpec
 from service.jobs.records import ApiKey, Rejected
@@ -62,10 +62,9 @@ async def check_draft(
     key: Submitter,
     store: StoreDep,
     checker: CheckerDep,
-    project: TargetProject = None,
+    project: TargetProject,
 ) -> CheckedDraft:
     """Check a spec like a submission, and submit nothing. Refusals come with lines of the text."""
-    chosen = target_project(key, project)
     answer = await while_connected(request, checker.answer(ReadRequest(text=body.text), key.owner))
     read = ReadDocument.model_validate_json(answer)
     if read.content is None:
@@ -79,7 +78,7 @@ async def check_draft(
     except ValidationError as error:
         return told.model_copy(update={"errors": _place_errors(from_spec(error), read)})
     told.ranks = spec.parallel.world_size
-    told.jobs, errors = await _check_spec(spec, chosen, key, store=store, checker=checker)
+    told.jobs, errors = await _check_spec(spec, project, key, store=store, checker=checker)
     told.errors = _place_errors(errors, read)
     if not errors and isinstance(spec, TrainSpec) and spec.parallel.pp > 1:
         planned = await checker.answer(PlanRequest(spec=spec.model_dump_json(by_alias=True)), key.owner)

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
-from api.callers import Reader, StoreDep, Submitter, audit, target_project
-from api.requests import Limit, ProblemError, TargetProject, refuse
+from api.callers import Reader, StoreDep, Submitter, TargetProject, audit
+from api.requests import Limit, ProblemError, refuse
 from api.routes.artifacts import BYTES, download
 from service.jobs.files import Folder
 from service.jobs.records import StoredFile, Upload
@@ -55,13 +55,13 @@ async def upload_file(
     response: Response,
     key: Submitter,
     store: StoreDep,
+    project: TargetProject,
     name: Annotated[str, Query(max_length=_LONGEST_NAME, description="what lists show; a form's file has one")] = "",
-    project: TargetProject = None,
 ) -> StoredFile:
     """Store a file for a project: the raw body, or the field ``file`` of a multipart form. The same bytes give the same
     id.
     """
-    uploader = UploadedBy(target_project(key, project), key.name)
+    uploader = UploadedBy(project, key.name)
     media_type = request.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
         stored = await _from_form(request, store, uploader, name)
@@ -115,7 +115,7 @@ def list_files(
     *,
     key: Reader,
     store: StoreDep,
-    project: TargetProject = None,
+    project: TargetProject,
     limit: Limit = 50,
     cursor: Annotated[
         str | None, Query(pattern=r"^[0-9]{1,9}$", description="`next_cursor` of the previous page")
@@ -123,7 +123,7 @@ def list_files(
 ) -> Uploads:
     """List a project's uploads: who sent them, which jobs use them, and when they expire."""
     start = int(cursor or 0)
-    items, total = store.files.list(target_project(key, project), limit, start)
+    items, total = store.files.list(project, limit, start)
     following = start + limit
     return Uploads(items=items, total=total, next_cursor=str(following) if following < total else None)
 
@@ -136,12 +136,11 @@ def get_file(file_id: str, request: Request, key: Reader, store: StoreDep) -> An
         return download(request, folder.reader(path.name), stored.id, stored.media_type, stored.sha256)
 
 
-def delete_file(file_id: str, request: Request, key: Submitter, store: StoreDep, project: TargetProject = None) -> None:
+def delete_file(file_id: str, request: Request, key: Submitter, store: StoreDep, project: TargetProject) -> None:
     """Delete a project's upload, unless an unfinished job needs it. Other projects keep the content."""
-    chosen = target_project(key, project)
-    stored, _ = store.files.get(file_id, chosen)
+    stored, _ = store.files.get(file_id, project)
     if not key.is_operator and key.role != "maintainer" and stored.owner != key.name:
         detail = f"{file_id} was uploaded by '{stored.owner or 'an older version'}'"
         raise ProblemError(403, f"{detail}; only its owner, a maintainer of the project or an admin may delete it")
-    store.files.delete(file_id, chosen)
-    audit(request, "file.delete", subject=file_id, project=chosen)
+    store.files.delete(file_id, project)
+    audit(request, "file.delete", subject=file_id, project=project)

@@ -101,7 +101,9 @@ async def _filter(
     *,
     key: Reader,
     kind: KindName | None = None,
-    label: Annotated[str | None, Query(max_length=200, description="`key=value`, or `key` with any value")] = None,
+    label: Annotated[
+        str | None, Query(max_length=200, pattern="^[^=]", description="`key=value`, or `key` with any value")
+    ] = None,
     owner: Annotated[str | None, Query(max_length=200)] = None,
     project: Annotated[ProjectName | None, Query(description="jobs of this project")] = None,
     sweep: SweepFilter = None,

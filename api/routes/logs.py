@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.callers import HubDep, ReadableJob, Reader, SettingsDep, StoreDep
 from api.reads import Staying, history, while_staying, within
-from api.requests import After, resume_point, stream_id, wants_stream
+from api.requests import After, refuse, resume_point, stream_id, wants_stream
 from api.streams import Cursor, sse
 from service.jobs.events import Level, LineFilter
 from service.jobs.store import Store
@@ -84,7 +84,13 @@ async def get_job_logs(
     after: After = None,
     format: Literal["text", "jsonl"] = "text",  # noqa: A002
 ) -> Any:
-    """Log lines, oldest first; a live stream follows with every rank's lines."""
+    """Log lines, oldest first; a live stream follows with every rank's lines, and takes no filter."""
+    filters = {"rank": rank, "stream": stream, "attempt": attempt, "q": q, "level": level, "tail": tail}
+    for name in filters if wants_stream(request) else ("attempt",) if after is not None else ():
+        if filters[name] is not None:
+            raise refuse(
+                name, "a live stream has every line, and so have the lines after an event", filters[name], "none"
+            )
     if wants_stream(request):
         point = resume_point(request, after)
         cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))

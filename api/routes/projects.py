@@ -72,19 +72,15 @@ def get_project(project: ReadableProject, store: StoreDep) -> ProjectDetails:
 @router.patch("/projects/{name}")
 def change_project(name: str, body: ProjectChange, request: Request, key: Admin, store: StoreDep) -> ProjectDetails:
     """Change a project."""
-    if body.description is not None:
-        store.projects.describe(name, body.description)
-    if body.scripts is not None:
-        store.projects.allow_scripts(name, allowed=body.scripts)
-    if body.quotas.model_fields_set:
-        store.projects.limit(name, body.quotas.model_dump(exclude_unset=True))
+    fields = body.model_dump(include={"description", "scripts"}, exclude_none=True)
+    changed = store.projects.change(name, body.quotas.model_dump(exclude_unset=True), **fields)
     audit(request, "project.change", subject=name, changes=body.model_dump_json(exclude_unset=True))
-    return _details(store, store.projects.get(name))
+    return _details(store, changed)
 
 
 @router.delete("/projects/{name}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_project(name: str, request: Request, key: Admin, store: StoreDep) -> None:
-    """Delete a project that has no jobs, no uploads and no keys."""
+    """Delete a project that has no jobs, uploads, keys, accounts or webhooks."""
     store.projects.delete(name)
     audit(request, "project.delete", subject=name)
 

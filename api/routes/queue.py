@@ -19,7 +19,7 @@ class ShareList(BaseModel):
     items: list[ProjectShare]
 
 
-class ProjectWeight(BaseModel):
+class ProjectWeight(BaseModel, extra="forbid"):
     weight: float
 
 
@@ -60,6 +60,6 @@ def weigh_project(
     """Give a project a weight: one of weight 2 may use twice as much as one of weight 1, the initial weight of
     every project.
     """
-    share = store.shares.weigh(project, body.weight)
+    share = store.shares.weigh(store.projects.get(project).name, body.weight)
     audit(request, "project.weigh", subject=project, weight=f"{share.weight:g}")
     return share

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from anyio import from_thread
 from fastapi import APIRouter, Query, Request, Security, status
 from pydantic import BaseModel, Field
 
-from api.callers import Caller, ReadableJob, SettingsDep, StoreDep, Submitter, audit, authenticated, target_project
-from api.deliveries import check_recipient
-from api.requests import StrictRoute, TargetProject
+from api.callers import Caller, ReadableJob, SettingsDep, StoreDep, Submitter, TargetProject, audit, authenticated
+from api.deliveries import NamedAddresses, check_recipient
+from api.requests import StrictRoute
 from service.jobs.accounts import ProjectName
 from service.jobs.kinds.registry import KINDS
 from service.jobs.records import NotFound, Problem, Rejected
@@ -69,7 +70,7 @@ def create_webhook(
     """Create a webhook. The secret is in this answer and nowhere else."""
     if problems := _problems(body, key, settings):
         raise Rejected(problems)
-    project = body.project or key.project
+    project = store.projects.get(body.project).name if body.project is not None else key.project
     states: list[JobState] = list(dict.fromkeys(body.states))
     created, secret = store.webhooks.create(
         body.url, states, list(dict.fromkeys(body.kinds)), project=project, by=key.name, form=body.format
@@ -94,23 +95,17 @@ def list_deliveries(
 
 
 @router.get("/webhooks/secret")
-def get_webhook_secret(key: Submitter, store: StoreDep, project: TargetProject = None) -> WebhookSecret:
+def get_webhook_secret(key: Submitter, store: StoreDep, project: TargetProject) -> WebhookSecret:
     """Return the secret that signs the deliveries of `notify` in the project's jobs."""
-    chosen = target_project(key, project)
-    store.projects.get(chosen)
-    return WebhookSecret(project=chosen, secret=store.webhooks.secret(chosen))
+    return WebhookSecret(project=project, secret=store.webhooks.secret(project))
 
 
 @router.post("/webhooks/secret/renew")
-def renew_webhook_secret(
-    request: Request, key: Maintainer, store: StoreDep, project: TargetProject = None
-) -> WebhookSecret:
+def renew_webhook_secret(request: Request, key: Maintainer, store: StoreDep, project: TargetProject) -> WebhookSecret:
     """Replace that secret at once: receivers need the new one."""
-    chosen = target_project(key, project)
-    store.projects.get(chosen)
-    secret = store.webhooks.renew_secret(chosen)
-    audit(request, "webhook.renew", project=chosen)
-    return WebhookSecret(project=chosen, secret=secret)
+    secret = store.webhooks.renew_secret(project)
+    audit(request, "webhook.renew", project=project)
+    return WebhookSecret(project=project, secret=secret)
 
 
 @router.get("/jobs/{job_id}/notices")
@@ -144,6 +139,7 @@ def _problems(body: NewWebhook, key: Caller, settings: Settings) -> list[Problem
         check_receiver(body.url, body.format)
         if body.format == "email":
             check_recipient(settings, body.url)
+        problems += from_thread.run(NamedAddresses(settings).forbidden, [("url", body.url)])
     except ValueError as error:
         problems.append(Problem("url", "not a URL that webhooks may go to", body.url, str(error)))
     known = list(KINDS.provided)

@@ -182,6 +182,9 @@ def test_projects_are_made_changed_and_deleted(client: TestClient, keys: Keys) -
     assert client.post("/v1/projects", json={"name": "A B"}).status_code == 422
     changed = client.patch("/v1/projects/vision", json={"description": "lidar"}).json()
     assert (changed["name"], changed["description"]) == ("vision", "lidar")
+    wrong = {"scripts": True, "quotas": {"longest_time_s": 1, "default_time_s": 2}}
+    assert client.patch("/v1/projects/vision", json=wrong).status_code == 422
+    assert client.get("/v1/projects/vision").json()["scripts"] is False
     assert [each["name"] for each in client.get("/v1/projects").json()["items"]] == ["default", "vision"]
     unknown = client.post("/v1/keys", json={"name": "ann", "project": "nobody"})
     assert unknown.status_code == 404
@@ -189,9 +192,14 @@ def test_projects_are_made_changed_and_deleted(client: TestClient, keys: Keys) -
     client.post(f"/v1/jobs/{ours}/share", json={"project": "vision"})
     secret = keys.of("vision", "submit")
     job = client.post("/v1/jobs", json=TRAIN, headers=bearer(secret)).json()["id"]
+    hook = client.post("/v1/webhooks", json={"url": "https://example.org/", "project": "vision"}).json()["id"]
+    assert client.post("/v1/webhooks", json={"url": "https://example.org/", "project": "no"}).status_code == 404
+    client.post("/v1/accounts", json={"name": "ci", "project": "vision"})
     held = client.delete("/v1/projects/vision")
     assert held.status_code == 409
-    assert "1 jobs, 0 uploads and 1 keys" in held.json()["detail"]
+    assert "1 jobs, 0 uploads, 1 keys, 1 accounts and 1 webhooks" in held.json()["detail"]
+    client.delete(f"/v1/webhooks/{hook}")
+    client.delete("/v1/accounts/ci")
     client.post(f"/v1/jobs/{job}/cancel")
     client.delete(f"/v1/jobs/{job}")
     (key,) = (each["id"] for each in client.get("/v1/keys").json()["items"] if each["project"] == "vision")

@@ -84,7 +84,7 @@ CHANGES: dict[tuple[str, str], tuple[str, Callable[[World], Answer]]] = {
         "host.resume", lambda world: world.client.post(f"/v1/hosts/{world.host()}/resume"),
     ),
     ("PUT", "/v1/shares/{project}"): (
-        "project.weigh", lambda world: world.client.put("/v1/shares/vision", json={"weight": 2}),
+        "project.weigh", lambda world: world.client.put("/v1/shares/default", json={"weight": 2}),
     ),
     ("POST", "/v1/keys"): ("key.create", lambda world: world.client.post("/v1/keys", json={"name": "bob"})),
     ("DELETE", "/v1/keys/{key_id}"): (

@@ -61,10 +61,45 @@ def test_every_call_with_a_json_body_refuses_keys_that_are_there_twice(client: T
         assert "is there twice" in answer.text, (method, path)
 
 
-def test_a_request_with_two_hosts_is_refused(client: TestClient) -> None:
-    headers = [("host", "localhost"), ("host", "evil.example")]
-    assert client.get("/v1/me", headers=headers).status_code == 400
-    assert client.get("/v1/me", headers=headers[:1]).status_code == 200
+@pytest.mark.parametrize(
+    "header", [("host", "localhost"), ("authorization", ""), ("idempotency-key", "a"), ("content-type", "text/plain")]
+)
+def test_a_request_that_says_a_header_twice_is_refused(client: TestClient, header: tuple[str, str]) -> None:
+    """A proxy in front may act on the one and the service on the other."""
+    name, value = header
+    once = [(name, value or client.headers[name])]
+    assert client.get("/v1/me", headers=once).status_code == 200
+    answer = client.get("/v1/me", headers=[*once, (name, "evil.example")])
+    assert (answer.status_code, name in answer.json()["detail"].lower()) == (400, True)
+
+
+def test_a_compressed_body_is_not_taken_for_a_plain_one(client: TestClient) -> None:
+    answer = client.post("/v1/files", content=b"compressed", headers={"content-encoding": "gzip"})
+    assert (answer.status_code, "gzip" in answer.json()["detail"]) == (415, True)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "said"),
+    [
+        ("POST /v1/jobs:delete?state=failed&ended_befor=2020-01-01T00:00Z", "ended_befor", "'ended_before'"),
+        ("GET /v1/jobs?owner=ann&owner=bob", "owner", "twice"),
+        ("GET /v1/me?x=1", "x", "no parameter"),
+        ("GET /v1/jobs?label=", "label", "^[^=]"),
+        ("GET /v1/jobs/ID/logs?after=1-0&attempt=1", "attempt", "every line"),
+        ("STREAM /v1/jobs/ID/logs?rank=1", "rank", "a live stream"),
+    ],
+)
+def test_a_parameter_that_would_be_ignored_is_refused(client: TestClient, call: str, name: str, said: str) -> None:
+    """A misspelt filter would list, or delete, what it was to leave out."""
+    method, path = call.replace("ID", submit(client)).replace("STREAM", "GET").split()
+    accept = "text/event-stream" if call.startswith("STREAM") else "*/*"
+    (error,) = client.request(method, path, headers={"accept": accept}).json()["errors"]
+    assert error["path"] == name
+    assert said in str(error)
+
+
+def test_a_list_takes_several_values_of_a_parameter(client: TestClient) -> None:
+    assert client.get("/v1/jobs?state=failed&state=queued&ticket=x").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,8 @@ def test_a_bad_field_is_named_by_its_path(
         ({"after": ["job_" + "0" * 20] * 2}, "after", ["job_" + "0" * 20] * 2),
         ({"pipeline": {"schedule": "zbv", "virtual_stages": 3}}, "pipeline.virtual_stages", 3),
         ({"compile": {"train": True}}, "compile.gate", None),
+        ({"evaluate": {"every": True}}, "evaluate.every", True),
+        ({"model": {**MLP, "hidden": [True]}}, "model.hidden", [True]),
         (
             {"model": {"family": "convnet", "height": 8, "width": 8, "channels": [4], "out_features": 10, "kernel": 4}},
             "model.kernel",

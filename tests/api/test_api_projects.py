@@ -21,6 +21,9 @@ def test_a_job_belongs_to_the_project_of_its_key(client: TestClient, keys: Keys)
 
 
 def test_only_an_operator_names_another_project(client: TestClient, keys: Keys) -> None:
+    for path in ("/v1/jobs", "/v1/files"):  # whoever made the project later would get what it holds
+        assert client.post(path, json=TRAIN, params={"project": "vision"}).status_code == 404
+    client.post("/v1/projects", json={"name": "vision"})
     answer = client.post("/v1/jobs", json=TRAIN, params={"project": "vision"})
     assert answer.status_code == 201
     assert answer.json()["project"] == "vision"

@@ -43,6 +43,8 @@ def test_own_jobs_keep_their_places_among_others(client: TestClient, anonymous: 
 
 def test_shares_are_listed_and_weighed(client: TestClient, worker: Worker) -> None:
     worker.start(submit(client, TRAIN))
+    assert client.put("/v1/shares/vision", json={"weight": 2}).status_code == 404
+    client.post("/v1/projects", json={"name": "vision"})
     answer = client.put("/v1/shares/vision", json={"weight": 2})
     assert (answer.status_code, answer.json()["weight"]) == (200, 2)
     shares = {share["project"]: share for share in client.get("/v1/shares").json()["items"]}

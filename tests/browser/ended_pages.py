@@ -73,7 +73,7 @@ def _verify(fleet: Fleet, trained: str) -> Attempt:
 def _fail(fleet: Fleet) -> Attempt:
     """A job of a project, which fails with a traceback."""
     fleet.store.projects.create("perception", "what the cars see")
-    fleet.store.projects.limit("perception", {"queued_jobs": 100, "devices": 2})
+    fleet.store.projects.change("perception", {"queued_jobs": 100, "devices": 2})
     labels = {"team": "vision", "who": "engineers", "study": "learning-rates-and-widths"}
     spec = spec_adapter.validate_python(train_spec("broken", labels=labels))
     failed = fleet.begin(fleet.store.jobs.submit(spec, "annabelle", project="perception")[0].id)

@@ -42,7 +42,7 @@ def test_the_queue_is_in_its_order_and_names_hosts_that_take_no_work(page: Page,
 def test_projects_have_members_quotas_and_use(page: Page, fleet: Fleet) -> None:
     store = fleet.store
     store.projects.create("vision", "cars that see")
-    store.projects.limit("vision", {"devices": 4})
+    store.projects.change("vision", {"devices": 4})
     store.projects.set_member("vision", "ann", "submitter")
     spec = spec_adapter.validate_python(train_spec(parallel={"dp_shard": 2}))
     fleet.begin(store.jobs.submit(spec, "ann", project="vision")[0].id)

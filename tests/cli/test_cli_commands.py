@@ -253,6 +253,7 @@ def test_the_queue_says_why_jobs_wait(trivet: Cli, worker: Worker) -> None:
     assert jobs[0] in trivet.ok("queue", jobs[0]).out
     assert "nothing waits" in trivet.ok("queue", "--owner", "nobody").out
     assert "not a cursor of the queue" in trivet("queue", "--cursor", "x").err
+    trivet.ok("projects", "create", "vision")
     assert "vision has weight 2" in trivet.ok("shares", "weigh", "vision", "2").out
     assert {share["project"] for share in trivet.ok("shares", "--json").json["items"]} == {"default", "vision"}
 

@@ -208,6 +208,9 @@ def test_a_service_that_is_not_there_is_named_with_what_to_do(trivet: Cli) -> No
     assert "http://127.0.0.1:9" in ran.err
     assert "trivet up" in ran.err
     assert trivet("jobs", TRIVET_URL="ftp://x").code == 2
+    for url in ("http://ann:secret@127.0.0.1:9", "http://127.0.0.1:9?project=a"):
+        told = trivet("jobs", TRIVET_URL=url).err
+        assert ("is not the address of a service" in told, "secret" in told) == (True, False)
 
 
 def test_settings_lists_every_setting_with_its_source(trivet: Cli) -> None:
@@ -222,7 +225,15 @@ def test_settings_lists_every_setting_with_its_source(trivet: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["nonsense"], ["submit"], ["show"], ["jobs", "--limit", "0"], ["logs", "x", "-n", "x"]]
+    "words",
+    [
+        ["nonsense"],
+        ["submit"],
+        ["show"],
+        ["jobs", "--limit", "0"],
+        ["jobs", "--csv", "--json"],
+        ["logs", "x", "-n", "x"],
+    ],
 )
 def test_wrong_usage_exits_2(trivet: Cli, words: list[str]) -> None:
     assert trivet(*words).code == 2

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from service.jobs.settings import Settings
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store
 from trivet import Client, Refused, Unreachable
+from trivet.client import _joined
 from trivet.connection import Connection
 from trivet.follow import follow
 
@@ -195,6 +197,12 @@ def test_lists_go_over_all_pages(client: Client, monkeypatch: pytest.MonkeyPatch
     assert [job.id for job in client.jobs(kind="train")] == ids[::-1]
     assert [job.id for job in client.job_page(limit=1)] == ids[-1:]
     assert {line.job for line in client.queue()} == set(ids)
+
+
+def test_one_name_is_a_name_and_a_time_says_its_zone(client: Client) -> None:
+    assert _joined("loss") == "loss"
+    with pytest.raises(ValueError, match="no time zone"):
+        client.delete_matching(ended_before=datetime(2026, 1, 1))  # noqa: DTZ001 - as people write it
 
 
 def test_waiting_gives_up_in_time(client: Client) -> None:

@@ -32,11 +32,15 @@ def test_an_api_that_exits_by_itself_ends_the_start(starting: LocalService) -> N
         starting._alive()
 
 
-def test_an_api_that_exits_since_the_broker_was_killed_is_restarted(starting: LocalService) -> None:
+def test_an_api_that_exits_since_the_broker_was_killed_is_restarted(
+    starting: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivet.local.free_bytes", lambda _: 4096)
     first = starting.parts["API"].process.pid
     starting.said.append("the broker was ended by SIGKILL and is restarted; its log is …")
     assert starting._alive()
     assert starting.said[1].startswith("the API ended with exit code 2 and is restarted")
+    assert starting.said[1].endswith("on a disk of which 4096 bytes are free")
     assert starting.parts["API"].process.pid != first
 
 

@@ -81,6 +81,8 @@ def test_a_byte_order_mark_says_how_a_file_is_written(tmp_path: Path, encoding: 
         (codecs.BOM_UTF16_LE + b"a", "cannot read"),
         (b"[" * 5_000, "is nested too deeply"),
         (b"steps: &steps [1, *steps]", "has an alias that refers to a value around it"),
+        (b"steps: 200\nseed: 1\nsteps: 20\n", "'steps' is there twice(.|\n)*line 3"),
+        (b'{"batch": {"global": 8, "global": 16}}', "'global' is there twice"),
         (LAUGHTER, "has aliases that expand to more than 1,000,000 values"),
     ],
 )

@@ -91,7 +91,7 @@ def placed(fleet: Fleet, files: dict[str, str] | Path, **fields: Any) -> Attempt
                 zipped.writestr(name, text)
     content.seek(0)
     stored = fleet.store.files.add(content, "application/zip").id
-    fleet.store.projects.allow_scripts("default", allowed=True)
+    fleet.store.projects.change("default", scripts=True)
     given = {"archive": stored, "entry": "train.py", "device": "cpu", **fields}
     return fleet.place(ScriptSpec.model_validate(given))
 

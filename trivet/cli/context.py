@@ -58,8 +58,17 @@ _ELSEWHERE = (
 )
 """Advice if the service of the working folder does not answer."""
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="machine-readable output")]
-CsvFlag = Annotated[bool, typer.Option("--csv", help="a table for other programs; lists in it are JSON")]
+
+def _one_form(context: typer.Context, wanted: bool) -> bool:
+    if wanted and (context.params.get("as_json") or context.params.get("as_csv")):
+        raise typer.BadParameter("the output is either --json or --csv")
+    return wanted
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", callback=_one_form, help="machine-readable output")]
+CsvFlag = Annotated[
+    bool, typer.Option("--csv", callback=_one_form, help="a table for other programs; lists in it are JSON")
+]
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id", autocompletion=job_ids)]
 JobArguments = Annotated[list[str], typer.Argument(metavar="ID...", help="ids of jobs", autocompletion=job_ids)]
 

@@ -16,6 +16,7 @@ from trivet.cli.context import (
     add_group,
     client,
     duration,
+    err,
     future,
     out,
     print_json,
@@ -176,9 +177,11 @@ def revoke_key(key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
 
 def settings(as_json: JsonFlag = False) -> None:
     """List every setting: its variable, its value here, and where that came from."""
-    from service.jobs.settings import Settings, describe  # noqa: PLC0415 - few commands need them
+    from service.jobs.settings import Settings, describe, unknown_variables  # noqa: PLC0415 - few commands need them
 
     found = describe(Settings())
+    for told in unknown_variables():
+        err.print(told, style="yellow")
     if as_json:
         print_json({"settings": [asdict(line) for line in found]})
         return

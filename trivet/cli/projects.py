@@ -80,7 +80,7 @@ def change(
 
 
 def delete(name: _Name) -> None:
-    """Delete a project that has no jobs, no uploads and no keys."""
+    """Delete a project that has no jobs, uploads, keys, accounts or webhooks."""
     with client() as service:
         service.projects.delete(name)
 

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from trivet.cli.context import add_commands, out, refuse
+from trivet.cli.context import add_commands, err, out, refuse
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +23,7 @@ def up() -> None:
     from service.jobs.settings import Settings  # noqa: PLC0415
     from trivet.up import run  # noqa: PLC0415 - other commands need neither broker nor processes
 
+    _tell_of_unknown_settings()
     raise typer.Exit(run(Settings(), out))
 
 
@@ -61,6 +62,14 @@ def worker(
     _become("workers", [], {} if join is None else _join_fleet(join))
 
 
+def _tell_of_unknown_settings() -> None:
+    """Say which variables are no settings: a limit whose name is misspelt would be none."""
+    from service.jobs.settings import unknown_variables  # noqa: PLC0415
+
+    for told in unknown_variables():
+        err.print(told, style="yellow")
+
+
 def _require(package: str) -> None:
     """Refuse a part of the service where only the client is installed. Raises :class:`ModuleNotFoundError`."""
     if find_spec(package) is None:
@@ -83,6 +92,7 @@ def _become(module: str, options: list[str], variables: Mapping[str, str] | None
     """Replace this process, so that signals reach the part itself and this command's arguments disappear."""
     from trivet.local import SAFE_PATH  # noqa: PLC0415
 
+    _tell_of_unknown_settings()
     sys.stdout.flush()
     environment = {**os.environ, **(variables or {}), **SAFE_PATH}
     os.execve(sys.executable, [sys.executable, "-m", module, *options], environment)  # noqa: S606

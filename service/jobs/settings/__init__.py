@@ -2,7 +2,7 @@
 
 from service.jobs.settings.broker_url import Invitation, NoInvitation, tls_options
 from service.jobs.settings.retention import MAX_LOG_BYTES
-from service.jobs.settings.settings import Settings, describe, sources
+from service.jobs.settings.settings import Settings, describe, sources, unknown_variables
 from service.jobs.settings.sign_in import LOOPBACK
 from service.jobs.settings.words import Network
 
@@ -16,4 +16,5 @@ __all__ = [
     "describe",
     "sources",
     "tls_options",
+    "unknown_variables",
 ]

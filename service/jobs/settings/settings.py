@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,17 @@ class Settings(
         path = config_file()
         file_source = () if path is None else (TomlConfigSettingsSource(settings_cls, toml_file=path),)
         return (init_settings, env_settings, *file_source)
+
+
+def unknown_variables() -> list[str]:
+    """Return a line for each variable that looks like a setting and is none."""
+    known = [(ENV_PREFIX + name).upper() for name in (*Settings.model_fields, "config")]
+    told = []
+    for name in sorted(os.environ):
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+            close = get_close_matches(name, known, n=1, cutoff=0.8)
+            told.append(f"{name} is no setting{f'; did you mean {close[0]}?' if close else ''}")
+    return told
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -60,10 +61,7 @@ class Projects:
 
     def get(self, name: str) -> Project:
         """Return a project. Raises :class:`NotFound`."""
-        text = self.client.call("HGET", PROJECTS(), name)
-        if text is None and name != DEFAULT_PROJECT:
-            raise NotFound(f"there is no project {name}")
-        return _DEFAULT if text is None else Project.model_validate_json(text)
+        return _project(name, self.client.call("HGET", PROJECTS(), name))
 
     def all(self) -> list[Project]:
         """List all projects by name."""
@@ -71,32 +69,21 @@ class Projects:
         found = {project.name: project for project in map(Project.model_validate_json, entries)}
         return sorted(({DEFAULT_PROJECT: _DEFAULT} | found).values(), key=lambda project: project.name)
 
-    def describe(self, name: str, description: str) -> Project:
-        """Change a project's description. Raises :class:`NotFound`."""
-        return self._change(name, description=description)
-
-    def allow_scripts(self, name: str, *, allowed: bool) -> Project:
-        """Say whether a project's members may run scripts of their own. Raises :class:`NotFound`."""
-        return self._change(name, scripts=allowed)
-
-    def _change(self, name: str, **fields: Any) -> Project:
-        changed = self.get(name).model_copy(update=fields)
-        self.client.call("HSET", PROJECTS(), name, _entry(changed))
-        return changed
-
-    def limit(self, name: str, quotas: Mapping[str, Any]) -> Project:
-        """Change the named quotas; ``None`` removes one. Raises :class:`NotFound`, and :class:`Rejected` if the
-        default time limit of jobs would be refused.
+    def change(self, name: str, quotas: Mapping[str, Any] = MappingProxyType({}), **fields: Any) -> Project:
+        """Change some quotas and fields, all or none; ``None`` removes a quota. Raises :class:`NotFound`, and
+        :class:`Rejected` if the default time limit of jobs would be refused.
         """
-        project = self.get(name)
-        limits = Quotas(**project.quotas.model_dump() | dict(quotas))
-        if limits.refuse_their_default:
-            message = "beyond the longest time limit that a job may have"
-            accepted = f"at most {limits.longest_time_s:g} s, the longest_time_s"
-            raise Rejected([Problem("quotas.default_time_s", message, limits.default_time_s, accepted)])
-        changed = project.model_copy(update={"quotas": limits})
-        stubs.set_quotas(self.client, name, _entry(changed), _for_placement(limits))
-        return changed
+        while True:
+            text = self.client.call("HGET", PROJECTS(), name)
+            before = _project(name, text)
+            limits = Quotas(**before.quotas.model_dump() | dict(quotas))
+            if limits.refuse_their_default:
+                message = "beyond the longest time limit that a job may have"
+                accepted = f"at most {limits.longest_time_s:g} s, the longest_time_s"
+                raise Rejected([Problem("quotas.default_time_s", message, limits.default_time_s, accepted)])
+            changed = before.model_copy(update={**fields, "quotas": limits})
+            if stubs.change_project(self.client, name, text or "", _entry(changed), _for_placement(limits)):
+                return changed
 
     def usage(self, name: str) -> ProjectUsage:
         """Return a project's use of everything that has a quota."""
@@ -111,7 +98,9 @@ class Projects:
         )
 
     def delete(self, name: str) -> None:
-        """Forget a project; :class:`Conflict` while it has jobs, uploads or keys. Raises :class:`NotFound`."""
+        """Forget a project. Raises :class:`NotFound`, and :class:`Conflict` while it has jobs, uploads, keys,
+        accounts or webhooks.
+        """
         stubs.delete_project(self.client, name)
 
     def members(self, name: str) -> list[ProjectMember]:
@@ -130,6 +119,13 @@ class Projects:
     def remove_member(self, name: str, owner: str) -> None:
         """End a membership: the owner's keys of the project stop working, and open streams end."""
         stubs.set_member(self.client, name, owner, "")
+
+
+def _project(name: str, text: str | None) -> Project:
+    """Return a project as it is stored. Raises :class:`NotFound`."""
+    if text is None and name != DEFAULT_PROJECT:
+        raise NotFound(f"there is no project {name}")
+    return _DEFAULT if text is None else Project.model_validate_json(text)
 
 
 def artifact_bytes(client: BrokerClient, project: str) -> int:

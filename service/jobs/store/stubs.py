@@ -127,9 +127,9 @@ def create_project(project: str, entry: str, placement_quotas: str) -> int:
     """Keep a new project; return 0 where there is one of this name."""
 
 
-@script("set_quotas", "api")
-def set_quotas(project: str, entry: str, placement_quotas: str) -> int:
-    """Keep a project with changed quotas."""
+@script("change_project", "api")
+def change_project(project: str, before: str, entry: str, placement_quotas: str) -> int:
+    """Keep a changed project; return 0 where it is no longer what it was before."""
 
 
 @script("read_uses", "api")

@@ -110,9 +110,16 @@ def decoded(content: bytes) -> str:
 def parse(text: str) -> Any:
     """Return the value of a JSON or YAML text. Raises ``yaml.YAMLError`` for any other text."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once_each)
     except (ValueError, RecursionError):
         return parse_yaml(text)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a field is there twice")  # which the reader of YAML says with its place
+    return found
 
 
 def parse_yaml(text: str) -> Any:
@@ -171,10 +178,20 @@ def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
     inside: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         inside = [each for pair in node.value for each in pair]
+        _check_names([name for name, _ in node.value if isinstance(name, yaml.ScalarNode)])
     elif isinstance(node, yaml.SequenceNode):
         inside = node.value
     known[id(node)] = count = 1 + sum(_values(each, known) for each in inside)
     return count
+
+
+def _check_names(names: list[yaml.ScalarNode]) -> None:
+    """Refuse a field that is there twice: PyYAML takes the last one without a word."""
+    seen: set[tuple[str, str]] = set()
+    for name in names:
+        if (name.tag, name.value) in seen:
+            raise yaml.MarkedYAMLError(problem=f"the field {name.value!r} is there twice", problem_mark=name.start_mark)
+        seen.add((name.tag, name.value))
 
 
 def _written_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.jobs.host import ENV_PREFIX
-from service.jobs.settings import Settings, describe
+from service.jobs.settings import Settings, describe, unknown_variables
 from service.jobs.settings.broker_url import BrokerIdentity, broker_url
 from service.jobs.store import StoreLimits
 
@@ -88,6 +88,13 @@ def test_every_setting_is_listed_with_a_description_and_no_secret(monkeypatch: p
     assert [line.name for line in lines] == list(Settings.model_fields)
     assert all(line.description and line.variable == f"TRIVET_{line.name.upper()}" for line in lines)
     assert "hunter2" not in repr(lines)
+
+
+def test_a_variable_that_is_no_setting_is_told(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIVET_MAX_FILE_BYTE", "2048")
+    monkeypatch.setenv("TRIVET_CONFIG", "settings.toml")
+    (told,) = unknown_variables()
+    assert told == "TRIVET_MAX_FILE_BYTE is no setting; did you mean TRIVET_MAX_FILE_BYTES?"
 
 
 def test_the_store_obeys_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_a_host_of_an_allocation_that_went_silent_is_forgotten_with_its_lease(
 
 def test_quotas_keep_jobs_of_launchers_back_too(store: Store, arrive: Arrive) -> None:
     store.projects.create("small")
-    store.projects.limit("small", {"devices": 2})
+    store.projects.change("small", {"devices": 2})
     first, second = (
         store.jobs.submit(train(2, launcher="slurm", device="cpu"), "ada", project="small")[0] for _ in range(2)
     )

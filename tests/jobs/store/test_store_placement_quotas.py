@@ -56,7 +56,7 @@ def reason(store: Store, job_id: str) -> str | None:
 
 def place_within(limited: Store, redis: redis_py.Redis, quotas: dict[str, int], devices: int) -> str:
     """A job of the project, placed first."""
-    limited.projects.limit("vision", quotas)
+    limited.projects.change("vision", quotas)
     at(redis, START)
     host(limited, 8)
     job = submit_for(limited, "vision", devices)
@@ -84,7 +84,7 @@ def test_a_job_over_its_projects_devices_waits_and_holds_back_nobody(limited: St
     host(limited, 8)
     assert limited.attempts.place() == [large]
     assert reason(limited, small) == "project vision uses 2 of 2 devices, and this job needs 1"
-    limited.projects.limit("vision", {"devices": None})
+    limited.projects.change("vision", {"devices": None})
     limited.jobs.cancel(other)
     assert limited.attempts.place() == [small]
 
@@ -138,7 +138,7 @@ def test_hours_beyond_the_longest_window_are_forgotten(limited: Store, redis: re
 
 
 def test_a_project_that_goes_leaves_no_quota(limited: Store, redis: redis_py.Redis) -> None:
-    limited.projects.limit("speech", {"devices": 2, "queued_jobs": 1})
+    limited.projects.change("speech", {"devices": 2, "queued_jobs": 1})
     assert redis.hget(PLACEMENT_QUOTAS(), "speech") == b'{"devices":2}'
     redis.hset(DEVICE_HOURS("speech"), "1", 1)
     limited.projects.delete("speech")
@@ -156,12 +156,12 @@ def test_a_new_project_has_the_operators_quotas(broker: str, redis: redis_py.Red
     assert redis.hget(PLACEMENT_QUOTAS(), "vision") == b'{"devices":2}'
     with pytest.raises(Conflict):
         Store.connect(broker, data, LIMITS).projects.create("vision")
-    assert first.projects.limit("vision", {"devices": None}).quotas == Quotas(queued_jobs=5)
+    assert first.projects.change("vision", {"devices": None}).quotas == Quotas(queued_jobs=5)
     assert not redis.exists(PLACEMENT_QUOTAS())
 
 
 def test_nobody_makes_room_for_a_job_over_its_quota(limited: Store, redis: redis_py.Redis) -> None:
-    limited.projects.limit("vision", {"devices": 1})
+    limited.projects.change("vision", {"devices": 1})
     at(redis, START)
     host(limited, 4)
     own, running = submit_for(limited, "vision", 1), submit_for(limited, "speech", 3, preemptible="1")
@@ -175,7 +175,7 @@ def test_nobody_makes_room_for_a_job_over_its_quota(limited: Store, redis: redis
     assert seen
     assert seen[0] == []
     redis.delete(PLACEMENT_IDLE())
-    limited.projects.limit("vision", {"devices": 2})
+    limited.projects.change("vision", {"devices": 2})
     assert limited.attempts.place() == []
     at(redis, START + 2 * BOUND_MS)
     redis.delete("trivet:preemption:pause")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 DISAGREEMENT = "disagreement"
@@ -25,3 +27,27 @@ class Strict(BaseModel):
     """A frozen spec fragment that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truth_as_number(cls, given: Any) -> Any:
+        """Refuse true and false for a number, which Python takes for 1 and 0: ``every: true`` would be every step."""
+        for name in _numbers(cls).intersection(given) if isinstance(given, dict) else ():
+            value = given[name]
+            if any(isinstance(each, bool) for each in (value if isinstance(value, list) else (value,))):
+                raise disagreement(name, "true and false are no numbers here", value, "a number")
+        return given
+
+
+@cache
+def _numbers(model: type[BaseModel]) -> frozenset[str]:
+    """Return the fields, as they are written, that take numbers and no truth values."""
+    taken = {field.alias or name: list(_types_in(field.annotation)) for name, field in model.model_fields.items()}
+    return frozenset(name for name, types in taken.items() if (int in types or float in types) and bool not in types)
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    """Yield a type and those that it is made of."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _types_in(inner)
