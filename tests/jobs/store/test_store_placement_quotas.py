@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from lanes import examples
 from store_builders import DONE, LIMITS, submit_for
 
-from service.jobs.accounts import Quotas
+from service.jobs.accounts import Project, Quotas
 from service.jobs.files import DataLayout
 from service.jobs.queue.fair_share import Use
 from service.jobs.records import AttemptRef, Conflict
-from service.jobs.store import HostReport, Store, stubs
+from service.jobs.store import HostReport, Store, projects, stubs
 from service.jobs.store.keyspace import CLOCK, DEVICE_HOURS, PLACEMENT_IDLE, PLACEMENT_QUOTAS
 
 BOUND_MS = round(LIMITS.max_queue_bypass_s * 1000)
@@ -158,6 +158,21 @@ def test_a_new_project_has_the_operators_quotas(broker: str, redis: redis_py.Red
         Store.connect(broker, data, LIMITS).projects.create("vision")
     assert first.projects.change("vision", {"devices": None}).quotas == Quotas(queued_jobs=5)
     assert not redis.exists(PLACEMENT_QUOTAS())
+
+
+def test_changes_of_a_project_at_the_same_time_are_all_kept(limited: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, others = projects._project, [{"devices": 3}]
+
+    def read_before_another(name: str, text: str | None) -> Project:
+        found = read(name, text)
+        if others:
+            limited.projects.change(name, others.pop())
+        return found
+
+    monkeypatch.setattr(projects, "_project", read_before_another)
+    limited.projects.change("vision", description="lidar")
+    found = limited.projects.get("vision")
+    assert (found.description, found.quotas.devices) == ("lidar", 3)
 
 
 def test_nobody_makes_room_for_a_job_over_its_quota(limited: Store, redis: redis_py.Redis) -> None:
