@@ -239,7 +239,9 @@ def service(settings: Settings) -> Iterator[HostCheck]:
             told = f"none is ready at {client.url}"
     except TrivetError as error:
         told = str(error)
-    yield HostCheck("service", "warning", told, "start one with: trivet up")
+    yield HostCheck(
+        "service", "warning", told, "start one with: trivet up; or set TRIVET_DATA to the data folder of one that runs"
+    )
     yield from _port(settings)
 
 

@@ -330,8 +330,9 @@ class LocalService:
     def _wait_until_ready(self) -> None:
         key_file = self.settings.admin_key_path
         within_s = self.times.ready_within_s
+        own = f"unix://{self.settings.layout.api_socket}"  # its certificate need not be for this address
         _until(
-            lambda: self._alive() and Client(self.url, "none", timeout_s=_PROBE_S).is_ready(),
+            lambda: self._alive() and Client(own, "none", timeout_s=_PROBE_S).is_ready(),
             within_s,
             "the API does not answer",
         )

@@ -146,10 +146,13 @@ class _Checks:
 
     guard: RoundingGuard
     outside: OutsideAttack
+    clock: PhaseTimes
 
     def settled(self, entry: DecidedRow, limit: float) -> BoundsRow:
         """Return the row that is left, within ``limit`` seconds of the instance."""
-        return self.outside.settled(self.guard.settled(entry.row, limit), limit, overflows=entry.overflows)
+        guarded = self.guard.settled(entry.row, limit)
+        with self.clock.phase("replays"):
+            return self.outside.settled(guarded, limit, overflows=entry.overflows)
 
 
 @dataclass(eq=False)
@@ -199,7 +202,7 @@ class _InstanceRunner:
         checker = CounterexampleChecker(task.module, engine.network.tp_group, task.runtime, enclosed)
         searches = SearchRunner(task, self.context, self.clock, checker)
         guard = RoundingGuard(task, checker, partial(_searched_again, self.context, self.clock))
-        checks = _Checks(guard, OutsideAttack(task, self.context))
+        checks = _Checks(guard, OutsideAttack(task, self.context), self.clock)
         method = engine.repeated_bounder(method_of(task.spec))
         for instances in task.batches(without=decided):
             # All ranks of a group stop together: else some would wait for the others in a collective.

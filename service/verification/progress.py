@@ -80,9 +80,10 @@ class JobProgress:
         self.report.progress(done, self.total, "instances", share=share, phase=phase, left_s=left_s)
 
 
-PHASES = ("prepare", "witnesses", "layers", "outputs", "attack", "search")
+PHASES = ("prepare", "witnesses", "layers", "outputs", "attack", "search", "replays")
 """The phases: preparing the model; evaluating witnesses; bounding hidden layers; bounding outputs and the
-property's rows; attacking; searching the rest. The root of a search, which is bounded again, counts as search."""
+property's rows; attacking; searching the rest; checking what was verified. The root of a search, which is bounded
+again, counts as search."""
 
 
 @dataclass(eq=False)

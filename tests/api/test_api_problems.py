@@ -40,6 +40,7 @@ def refused(client: TestClient, spec: Any) -> dict[str, dict[str, Any]]:
         ({"model": {**MLP, "family": "rnn"}}, "model.family", "rnn", FAMILIES),
         ({"model": {"job": "job_1"}}, "model.job", "job_1", "job_ and 20 letters or digits"),
         ({"model": 3}, "model", 3, MODEL_FORMS),
+        ({"model": {**MLP, "job": "a"}}, "model", {**MLP, "job": "a"}, MODEL_FORMS),
         ({"data": {"source": "internet"}}, "data.source", "internet", "one of 'digits', 'tokens', 'synthetic', 'file'"),
         ({"parallel": {"tp": -1}}, "parallel.tp", -1, "at least 1"),
         ({"labels": {"a": 1}}, "labels.a", 1, "a string"),

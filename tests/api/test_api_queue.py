@@ -18,7 +18,7 @@ def test_each_waiting_job_has_a_line(client: TestClient, worker: Worker) -> None
     worker.start(second)
     (line,) = client.get("/v1/queue", params={"job": first}).json()["items"]
     assert line | {"start": None} == line
-    assert (line["place"], line["reason"]) == (1, "waits for 1 free cpu devices on one host")
+    assert (line["place"], line["reason"]) == (1, "waits for 1 free cpu device")
 
 
 def test_pages_follow_each_other(client: TestClient) -> None:

@@ -266,12 +266,12 @@ def test_a_queued_job_tells_why_it_waits_as_the_hosts_change(page: Page, fleet: 
     fleet.store.attempts.place()
     page.goto(f"/jobs/{job.id}")
     reason = page.locator(".jobhead .reason").first
-    expect(reason).to_have_text("waits for 1 free cpu devices on one host")
+    expect(reason).to_have_text("waits for 1 free cpu device")
     expect(page.locator(".jobhead .turn")).to_have_text("next in the queue; start unknown")
     fleet.store.hosts.drain("cpu-a")
     fleet.store.attempts.place()
     expect(reason).to_have_text(
-        "no hosts that take work have 1 free cpu devices on one host, even when idle (host cpu-a is draining)"
+        "no hosts that take work have 1 free cpu device, even when idle (host cpu-a is draining)"
     )
 
 

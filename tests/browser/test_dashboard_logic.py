@@ -204,6 +204,19 @@ def test_of_cells_that_share_a_pixel_one_is_drawn(bench: Page) -> None:
     assert 400 <= cells <= 1600
 
 
+def test_a_label_of_a_vertical_axis_is_not_cut(bench: Page) -> None:
+    widths = bench.evaluate("""async () => {
+      const { frame } = await import("/static/ui/canvas.js");
+      const context = document.createElement("canvas").getContext("2d"), given = [];
+      context.fillText = (text, x, y, most = Infinity) => given.push(most <= x);
+      const scale = { at: (value) => value, domain: [0, 1] };
+      const area = { width: 99, height: 99, left: 20, right: 90, top: 0, bottom: 90 };
+      frame(context, area, { scale, ticks: [] }, { scale, ticks: [0.002995], label: String });
+      return given;
+    }""")
+    assert widths == [True]
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [

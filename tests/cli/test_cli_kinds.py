@@ -11,7 +11,7 @@ def test_kinds_lists_what_specs_can_name(trivet: Cli) -> None:
     listed = trivet.ok("kinds").out
     for name in ("train", "verify", "compile", "convnet", "digits", "certified", f"trivet {house_version()}"):
         assert name in listed
-    assert "Train model on data for steps optimizer steps over the ranks of parallel, or an installed" in listed
+    assert "Train a model, or an installed program, which brings its own data and optimizer," in listed
     assert "`" not in listed
     given = trivet.ok("kinds", "--json").json
     assert [each["name"] for each in given["objectives"]][:2] == ["cross_entropy", "certified"]

@@ -86,7 +86,7 @@ def test_hosts_says_who_overcommits_a_host(trivet: Cli, worker: Worker) -> None:
     found = Overcommitment.model_validate({"load": 97.0, "cores": 16, "by": by})
     worker.store.hosts.beat(HostReport("fake", "127.0.0.1", cpu_slots=4, overcommitted=found))
     text = " ".join(trivet.ok("hosts").out.split())
-    assert "fake is overcommitted: 97 threads want its 16 cores, most of them of job_1 (90 threads)" in text
+    assert "fake is overcommitted: 97 threads on average compete for its 16 cores; now job_1 90" in text
 
 
 def test_alerts_say_what_is_wrong_and_what_to_do(trivet: Cli, worker: Worker) -> None:

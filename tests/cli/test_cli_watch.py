@@ -152,6 +152,8 @@ def test_bounds_of_a_verify_job(trivet: Cli, worker: Worker) -> None:
     }
     job_id = trivet.ok("submit", "-", stdin=json.dumps(spec)).out.strip()
     assert "no bounds yet" in trivet.ok("bounds", job_id).out
+    parent = trivet.ok("submit", "-", stdin=json.dumps({**spec, "sweep": {"grid": {"seed": [1]}}})).out.strip()
+    assert f"bounds belong to its jobs, which this lists: trivet show {parent}" in trivet.ok("bounds", parent).out
     row = {
         "type": "bound",
         "instance": 3,

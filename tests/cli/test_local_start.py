@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import UnixStreamServer
+from threading import Thread
 from typing import Any
 
 import pytest
+import typer
 from local_service import belonging_to
 
 from service.jobs.settings import Settings
-from trivet.child_process import ChildProcess
+from trivet.child_process import ChildProcess, ServiceTimes
+from trivet.cli.context import fails_well
+from trivet.errors import Unreachable
 from trivet.local import LocalService, StartError
 
 
@@ -65,3 +71,31 @@ def test_a_signal_while_a_part_is_started_leaves_no_part_behind(
     assert len(started) == 1
     started[0].wait(300)
     assert belonging_to(tmp_path / "data") == []
+
+
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def test_a_service_is_ready_whatever_name_its_certificate_has(tmp_path: Path) -> None:
+    """Its own socket answers; nobody could at this address."""
+    service = LocalService(Settings(data=tmp_path), ServiceTimes(ready_within_s=9), url="https://0.0.0.0:1")
+    with UnixStreamServer(str(tmp_path / "api.sock"), Ready) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        with pytest.raises(StartError, match="there is no key"):
+            service._wait_until_ready()
+        server.shutdown()
+
+
+def test_a_certificate_that_is_not_trusted_is_told_with_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
+    def call() -> None:
+        raise Unreachable("https://here", "CERTIFICATE_VERIFY_FAILED", passes=False)
+
+    with pytest.raises(typer.Exit):
+        fails_well(call)()
+    assert "set TRIVET_CA_CERT to its certificate" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from service.models import build, load_into, registry
 from service.models.data import load
 from service.models.onnx_file import OnnxRefusedError
 from service.models.reference import trained
+from service.parallel.tensor import OnEveryRank
 
 ONNX: dict[str, Any] = {"steps": 2, "export": {"onnx": True}}
 OTHER = "job_" + "u" * 20
@@ -84,7 +85,7 @@ def test_the_file_computes_what_plain_torch_does_with_the_weights(tmp_path: Path
 
 def test_ones_own_module_takes_the_weights_back_and_so_does_another_job(tmp_path: Path) -> None:
     def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+        return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), OnEveryRank(nn.Linear(8, 10)))
 
     own(make, tmp_path)
     module, weights = make(), artifacts(tmp_path) / "model.safetensors"

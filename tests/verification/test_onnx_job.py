@@ -44,6 +44,7 @@ def test_a_query_is_decided(data: DataLayout, reached: bool) -> None:
         assert all(-1 <= entry <= 1 for entry in row["counterexample"])
     else:
         assert row["counterexample"] is None
+        assert result["time"]["replays"] > 0
 
 
 def test_a_search_that_is_out_of_time_says_so(data: DataLayout) -> None:

@@ -57,6 +57,7 @@ _ELSEWHERE = (
     "TRIVET_KEY"
 )
 """Advice if the service of the working folder does not answer."""
+_UNTRUSTED = "If this is the right service: set TRIVET_CA_CERT to its certificate, or to that of its authority"
 
 
 def _one_form(context: typer.Context, wanted: bool) -> bool:
@@ -102,7 +103,7 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except Unreachable as error:
             err.block(str(error), style="red", indent=2)
-            err.print("Start one with: trivet up")
+            err.print("Start one with: trivet up" if error.passes else _UNTRUSTED)
             err.print(_ELSEWHERE if error.url.startswith("unix:") else "or point TRIVET_URL at a running one")
         except Refused as error:
             _show_refusal(error)

@@ -103,7 +103,7 @@ def metrics(
         series = service.metrics(job_id, names=names or None)
         if missing := [name for name in names or () if name not in series]:
             _refuse_missing(service, job_id, missing)
-        over = not series and service.job(job_id).state in TERMINAL
+        nothing = "" if series else _nothing(service, job_id, "metrics")
     if as_json:
         print_json({"series": series})
         return
@@ -116,7 +116,15 @@ def metrics(
         if values:
             numbers = (f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values)))
             rows.add_row(name, str(points["step"][-1]), *numbers, _sparkline(values))
-    out.print(rows if series else "this job reported no metrics" if over else "no metrics yet")
+    out.print(nothing or rows)
+
+
+def _nothing(service: Client, job_id: str, what: str) -> str:
+    """Say why a job has no ``what``: its own jobs have them, it is over, or there are none yet."""
+    job = service.job(job_id)
+    if job.children:
+        return f"{what} belong to its jobs, which this lists: trivet show {job_id}"
+    return f"this job reported no {what}" if job.state in TERMINAL else f"no {what} yet"
 
 
 def _refuse_missing(service: Client, job_id: str, missing: Sequence[str]) -> None:
@@ -131,6 +139,7 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False, as_csv: CsvFlag = Fal
     """Show the certified bounds of a verification job, a row per instance."""
     with client() as service:
         found = list(service.bounds(job_id))
+        nothing = "" if found else _nothing(service, job_id, "bounds")
     if as_json:
         print_json({"items": found})
         return
@@ -147,7 +156,7 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False, as_csv: CsvFlag = Fal
         )  # fmt: skip
     if found:
         out.print(f"method: {found[0]['method']}")
-    out.print(rows if found else "no bounds yet")
+    out.print(nothing or rows)
     for row in [row for row in found if row.get("counterexample_outputs")][:FALSIFIED]:
         out.print(_at_counterexample(row))
     for reason, count in Counter(row["reason"] for row in found if row.get("reason")).most_common():

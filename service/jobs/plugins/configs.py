@@ -120,12 +120,13 @@ class ModelConfig(Strict):
         if stages > self.places:
             per_rank = stages // parallel.pp
             arithmetic = f"pp={parallel.pp} × {per_rank} per rank = {stages} stages"
-            message = f"{arithmetic}, but this {self.family} has {self.places} blocks and a stage needs one"
+            blocks = "1 block" if self.places == 1 else f"{self.places} blocks"
+            message = f"{arithmetic}, but this {self.family} has {blocks} (`places`) and a stage needs one"
             most = self.places // per_rank
             expected = f"at most {most}" if most else f"at most {self.places} stages"
             problems.append(("parallel.pp", message, parallel.pp, expected))
         if parallel.tp > 1 and not self.divided:
-            message = f"{self.family} has no layers that tensor parallelism divides"
+            message = f"{self.family} has no layers that tensor parallelism divides (`divided`)"
             problems.append(("parallel.tp", message, parallel.tp, "1"))
         for field, size in self.divided.items():
             if size % parallel.tp:

@@ -66,8 +66,9 @@ class Overcommitment(FrozenModel):
     """Who has most of them."""
 
     def __str__(self) -> str:
-        users = ", ".join(f"{one.job or one.program or 'another job'} ({one.threads} threads)" for one in self.by)
-        return f"{self.load:g} threads want its {self.cores} cores" + (f", most of them of {users}" if users else "")
+        users = ", ".join(f"{one.job or one.program or 'another job'} {one.threads}" for one in self.by)
+        now = f"; now {users}" if users else ""
+        return f"{self.load:g} threads on average compete for its {self.cores} cores{now}"
 
 
 class FleetCapacity(FrozenModel):

@@ -84,7 +84,7 @@ class ComputedBy(FrozenModel):
     """Versions of Trivet, torch, the CUDA that torch is built for, Python, and packages of models."""
 
     def __str__(self) -> str:
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
         devices = ", ".join(self.devices) or self.pool
         threads = "" if self.threads is None else f", threads {self.threads}"
         return f"{self.host}, {devices}{threads}, {versions}"

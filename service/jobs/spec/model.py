@@ -109,7 +109,8 @@ _FORMS = {"job": FromJob, "safetensors": FromSafetensors, "huggingface": FromHug
 
 def _reference_form(value: Any) -> str | None:
     if isinstance(value, Mapping):
-        return next((form for form in _FORMS if form in value), None)
+        given = [form for form in _FORMS if form in value]
+        return given[0] if len(given) == 1 or given == ["safetensors", "family"] else None
     return next((form for form, kind in _FORMS.items() if isinstance(value, kind)), None)
 
 

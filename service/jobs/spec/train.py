@@ -147,9 +147,7 @@ _OF_A_MODEL = (
 
 
 class TrainSpec(CommonSpec):
-    """Train ``model`` on ``data`` for ``steps`` optimizer steps over the ranks of ``parallel``, or an installed
-    ``program``, which brings its own.
-    """
+    """Train a model, or an installed program, which brings its own data and optimizer, over the ranks of a mesh."""
 
     model_config = ConfigDict(json_schema_extra={"x-needed": ["model", "data"]})  # for forms: without a program
 

@@ -243,5 +243,8 @@ class OnEveryRank(nn.Module):
         self.module = module
 
     def forward(self, *inputs: Tensor) -> Any:
-        own = {name: local(parameter) for name, parameter in self.module.named_parameters()}
+        whole = dict(self.module.named_parameters())
+        if not any(isinstance(parameter, DTensor) for parameter in whole.values()):
+            return self.module(*inputs)  # as the tracer of ONNX needs it
+        own = {name: local(parameter) for name, parameter in whole.items()}
         return torch.func.functional_call(self.module, own, inputs)

@@ -386,7 +386,7 @@ def test_a_model_of_a_package_needs_a_host_that_has_it() -> None:
         assert (problem.path, problem.message) == ("model.family", "no worker host has the package torchvision")
         assert check(given_spec, CheckContext(fleet_packages={"torchvision"})) == []
     (problem,) = check(spec("train", model=model, data=data, parallel={"tp": 2}), CheckContext())
-    assert problem.message == "torchvision has no layers that tensor parallelism divides"
+    assert problem.message == "torchvision has no layers that tensor parallelism divides (`divided`)"
 
 
 def test_the_pipeline_of_a_compile_job_is_checked_as_that_of_a_training_job() -> None:

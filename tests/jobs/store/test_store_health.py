@@ -62,7 +62,7 @@ def test_a_job_waits_for_a_good_host_that_is_busy(store: Store, world: World) ->
     assert store.attempts.place() == [other.id], "one failure does not mark the host"
     reason = store.jobs.get(job.id).reason
     assert reason is not None
-    assert reason.endswith("waits for 1 free cpu devices on one host, other than host sick, where it did not start")
+    assert reason.endswith("waits for 1 free cpu device, other than host sick, where it did not start")
     store.jobs.cancel(busy.id)
     assert store.attempts.place() == [job.id]
     assert where(world, job) == ["good"]

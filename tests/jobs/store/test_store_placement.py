@@ -164,15 +164,15 @@ def test_auto_does_not_wait_for_a_drained_host(store: Store, world: World) -> No
     first, second, third = world.submit(), world.submit(), world.submit(device="cuda")
     assert store.attempts.place() == [first.id]
     assert store.jobs.get(first.id).placement[0].pool == "cpu"
-    assert store.jobs.get(second.id).reason == "waits for 1 free cpu devices on one host (host b is draining)"
+    assert store.jobs.get(second.id).reason == "waits for 1 free cpu device (host b is draining)"
     assert (
         store.jobs.get(third.id).reason
-        == "no hosts that take work have 1 free cuda devices on one host, even when idle (host b is draining)"
+        == "no hosts that take work have 1 free cuda device, even when idle (host b is draining)"
     )
     store.hosts.resume("b")
     assert store.attempts.place() == [second.id]
     assert store.jobs.get(second.id).placement[0].pool == "cuda"
-    assert store.jobs.get(third.id).reason == "waits for 1 free cuda devices on one host"
+    assert store.jobs.get(third.id).reason == "waits for 1 free cuda device"
 
 
 def test_auto_waits_for_a_failing_host(store: Store, redis: redis_py.Redis, world: World) -> None:
@@ -197,7 +197,7 @@ def test_a_job_says_which_one_holds_it_back(store: Store, redis: redis_py.Redis,
     assert {job.id: job.reason for job in store.jobs.list().items}[behind.id] == held_back
     assert store.jobs.get(overdue.id).reason == "waits for 4 free cpu devices on one host"
     store.jobs.cancel(overdue.id)
-    assert store.jobs.get(behind.id).reason == "waits for 1 free cpu devices on one host"
+    assert store.jobs.get(behind.id).reason == "waits for 1 free cpu device"
 
 
 def calls_of_one_placement(store: Store, redis: redis_py.Redis) -> int:

@@ -132,7 +132,7 @@ def test_a_quota_does_not_hide_that_the_host_is_drained_and_a_busy_host_is_named
     world.start(world.submit(2))
     waiting = world.submit()
     store.attempts.place()
-    assert lines(store)[waiting.id].reason == "waits for 1 free cpu devices on one host (host a is overcommitted)"
+    assert lines(store)[waiting.id].reason == "waits for 1 free cpu device (host a is overcommitted)"
     store.projects.change("default", {"devices": 2})
     store.hosts.drain("a")
     store.attempts.place()

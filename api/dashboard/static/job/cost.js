@@ -8,7 +8,7 @@ import { Section } from "./section.js";
 /** Maps, since the names come from a job: an object would answer to `constructor` too. */
 const WORDS = new Map([["prepare", "preparing the model"], ["witnesses", "checking samples and centres"],
   ["layers", "bounding hidden layers"], ["outputs", "bounding outputs and the property"],
-  ["attack", "attacking"], ["search", "searching"]]);
+  ["attack", "attacking"], ["search", "searching"], ["replays", "checking what was verified"]]);
 
 export class Cost extends Section {
   constructor() {

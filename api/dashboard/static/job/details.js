@@ -120,7 +120,7 @@ function phase(one) {
 
 /** @param {import("../lib/types.js").ComputedBy} by @param {boolean} several */
 function computer({ attempt, host, pool, devices, threads, versions }, several) {
-  const told = Object.entries(versions).map(([name, version]) => `${name} ${version}`);
+  const told = Object.entries(versions).map(([name, version]) => `${name} ${version}`).sort();
   const on = [host, devices?.length ? devices.join(", ") : pool, threads ? many(threads, "thread") : ""].filter(Boolean);
   const line = visible([...on, ...told].join("  ·  "));
   return h("div", { "data-computed-by": attempt }, several && h("span", { class: "muted" }, `Attempt ${attempt}: `), line);

@@ -11,5 +11,5 @@ export function remark(host) {
   if (!host.alive) return `${name} is lost: it has not reported for a while.`;
   if (host.draining) return `${name} is draining: nothing new is placed there until it is resumed.`;
   if (host.failing) return `${name} does not start jobs: ${host.failing.reason}.`;
-  return host.overcommitted ? `${name} is overcommitted: ${host.overcommitted.load} threads want its ${host.overcommitted.cores} cores.` : "";
+  return host.overcommitted ? `${name} is overcommitted: ${host.overcommitted.load} threads on average compete for its ${host.overcommitted.cores} cores.` : "";
 }

@@ -19,7 +19,7 @@ async function refresh() {
     const firing = alerts.filter((alert) => alert.state === "firing").length;
     setText(byId("summary"), alerts.length ? `${many(firing, "alert")} firing` : "");
     fill(byId("alerts"), ...alerts.map(panel));
-    fill(byId("blank"), alerts.length === 0 && blank("Nothing is wrong", "An alert shows up here with what to do about it. GET /v1/alerts?all=true lists every one that there is."));
+    fill(byId("blank"), alerts.length === 0 && blank("Nothing is wrong", "An alert shows up here with what to do about it. trivet alerts --all lists all of them."));
   }, { refused: () => fill(byId("alerts")) });
 }
 

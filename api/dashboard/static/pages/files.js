@@ -47,7 +47,7 @@ function row(upload) {
   return h("tr", { "data-file": upload.id },
     h("th", { scope: "row" }, upload.name || "unnamed", h("div", {}, id, take)), h("td", { class: "right" }, bytes(upload.bytes)),
     h("td", {}, upload.owner), h("td", { class: "muted", title: dateTime(made) }, made === null ? "–" : ago(made, now())),
-    h("td", {}, ...(users.length ? users : ["–"]), others > 0 && ` and ${others} more`),
+    h("td", {}, h("span", {}, ...(users.length ? users : ["–"]), others > 0 && ` and ${others} more`)),
     h("td", { class: "muted" }, upload.in_use ? "in use" : ends === null ? "never" : dateTime(ends)), h("td", { class: "right" }, may && removal(upload)));
 }
 

@@ -56,8 +56,8 @@ function failure(host) {
 function load(host) {
   if (!host.overcommitted) return "";
   const { load, cores, by } = host.overcommitted;
-  const users = by.map(({ job, program, threads }) => `${(job && jobs.get(job)?.name) || job || program || "another job"} (${threads} threads)`);
-  return `Overcommitted: ${load} threads want its ${cores} cores${users.length ? `, most of them of ${users.join(", ")}` : ""}.`;
+  const users = by.map(({ job, program, threads }) => `${(job && jobs.get(job)?.name) || job || program || "another job"} ${threads}`);
+  return `Overcommitted: ${load} threads on average compete for its ${cores} cores${users.length ? `; now ${users.join(", ")}` : ""}.`;
 }
 
 /** What a scheduler gave the host for one job, or what schedulers its worker asks. @param {Host} host */

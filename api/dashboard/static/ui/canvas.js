@@ -102,7 +102,7 @@ export function frame(context, area, across, up, taken = null) {
   for (const tick of apart(up.ticks, up.scale, LINE)) {
     const y = crisp(up.scale.at(tick));
     line(context, area.left, y, area.right, y);
-    context.fillText((up.label ?? tickLabel)(tick), area.left - 8, y);
+    context.fillText((up.label ?? tickLabel)(tick), area.left - 8, y, area.left - 8); // squeezed before it is cut
   }
   context.textBaseline = "top";
   let free = Number.NEGATIVE_INFINITY;

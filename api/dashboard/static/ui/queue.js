@@ -11,7 +11,7 @@ import { withHeadings } from "./parts.js";
 const PAGE = 50;
 /** As many as one answer may have. */
 const MOST = 500;
-const COLUMNS = ["Place", "Job", "Owner", "Priority", "Waits for", "May start"];
+const COLUMNS = ["Place", "Job", "Owner", "Priority", "Why it waits", "Start"];
 
 export class QueueTable {
   /** @param {Element} element */

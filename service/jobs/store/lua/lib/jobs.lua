@@ -104,7 +104,7 @@ local function waiting_reason(id, known)
     return "is held back by " .. name_for(id, seen.barrier.id) .. ", " .. why
   end
   local where = hosts == 1 and "one host" or "at most " .. hosts .. " hosts"
-  local needs = ranks .. " free " .. pool .. " devices on " .. where
+  local needs = ranks .. " free " .. pool .. (ranks == 1 and " device" or " devices on " .. where)
   local together, away = seen.together, seen.away and " (" .. seen.away .. ")" or ""
   if ranks <= (together[math.min(hosts, #together)] or 0) then
     local elsewhere = known.avoid and ", other than host " .. known.avoid .. ", where it did not start" or ""
