@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ladder_runs import quick_plan
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.distributed
 
 
 def climb_with_choices() -> list[Any]:

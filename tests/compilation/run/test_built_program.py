@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 import torch
 from programs import sound
 from torch import Tensor, nn
@@ -58,3 +59,16 @@ def test_a_step_draws_what_its_seed_says_and_its_buffers_are_results() -> None:
     assert torch.equal(first.tensors["buffer", "mean"], again.tensors["buffer", "mean"])
     assert not torch.equal(first.tensors["buffer", "mean"], other.tensors["buffer", "mean"])
     assert first.generators == again.generators
+
+
+class Halved(sound.SoundProgram):
+    """Is in half precision, whatever it is asked for."""
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        return super().build(torch.bfloat16)
+
+
+def test_half_precision_is_nothing_exact_to_judge_by() -> None:
+    assert build(Halved(sound.bare), "train").trainable
+    with pytest.raises(TypeError, match=r"in torch.bfloat16; expected torch.float64: half precision takes the place"):
+        build(Halved(sound.bare), "train", dtype=torch.float64)
