@@ -124,8 +124,7 @@ def _model_target(
     subject = Subject(own, about, tuple((count, *inputs[0].inputs[0].shape[1:]) for count in spec.shapes))
     if recipe.pipeline is None:
         before = before_backward(recipe.sharding)
-        one = ModelProgram(model.build, inputs, model.loss, spec.micro_batches, before, mesh.dp.group)
-        return Target(one, subject)
+        return Target(ModelProgram(model.build, inputs, model.loss, spec.micro_batches, before, mesh.dp.group), subject)
     schedule = generator(recipe.pipeline.schedule)(spec.parallel.pp, recipe.pipeline.stages_per_rank, spec.forwards)
     channels = connect(mesh, schedule.owners)
     program = PipelineProgram(model.build, inputs, model.loss, mesh, schedule, channels)
