@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
@@ -249,6 +250,13 @@ class Levelled(nn.Module):
         return output
 
 
+class Jittered(Mlp):
+    """Scales its inputs by what Python draws: 64 bits, of which generated code reads the lower 32 as a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * random.uniform(0.5, 1.5))
+
+
 def _bugs_of_training() -> Iterator[Entry]:
     pooled = {1: (8, 2, 6), 2: (8, 2, 6, 6), 3: (4, 2, 6, 6, 6)}
     for rank, kernel, stride in ((2, 3, 2), (2, 5, 3), (3, 3, 2), (1, 3, 2)):
@@ -309,6 +317,11 @@ def _bugs_of_inference() -> Iterator[Entry]:
         "inference", NUMBERS, "pytorch/pytorch#197859", CPU_AND_CUDA, compiled=("net",), period=2, fast=True,
     )  # fmt: skip
     yield Entry("evicted", Cached, evicts, "inference", NUMBERS, "pytorch/pytorch#198189", CPU_AND_CUDA)
+    for phase, loop in (("train", descends), ("inference", infers)):
+        yield Entry(
+            f"jittered_{phase}", Jittered, loop(X), phase, NUMBERS, "pytorch/pytorch#198187", ("cpu",), "2.13",
+            first="inductor", devices=("cpu",),
+        )  # fmt: skip
 
 
 COMPILER_BUGS: tuple[Entry, ...] = (*_bugs_of_training(), *_bugs_of_inference())

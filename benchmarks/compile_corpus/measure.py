@@ -21,6 +21,7 @@ from service.compilation.program import Step
 from service.compilation.run.run_plan import plan_run
 from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import LADDER, RUNGS, Rung
+from service.models.randomness import drawn, seed_all
 from service.parallel.boundary import StepBoundary
 
 STEPS = 8
@@ -127,15 +128,11 @@ def _run(program: CorpusProgram, backend: str | None) -> tuple[list[dict[str, Te
     steps = getattr(program, program.entry.phase)(parts, StepBoundary(parts.modules, kept=parts.kept))
     found, draws = [], False
     for number in range(STEPS):
-        torch.manual_seed(number)
-        fresh = _generator(program.device)
+        seed_all(number)
+        fresh = drawn(program.device)
         found.append(_values(next(steps)))
-        draws = draws or not torch.equal(fresh, _generator(program.device))
+        draws = draws or fresh != drawn(program.device)
     return found, draws
-
-
-def _generator(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _values(step: Step) -> dict[str, Tensor]:

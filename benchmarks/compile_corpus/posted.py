@@ -4,9 +4,11 @@ each done right, and some of them also with the mistake.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -201,7 +203,34 @@ def rescales(state: State) -> Iterator[Step]:
         yield step
 
 
+def augments(state: State) -> Iterator[Step]:
+    """Scale and shuffle each batch by what Python and NumPy draw."""
+    while True:
+        state.mark()
+        state.optimizer.zero_grad()
+        order = torch.from_numpy(np.random.permutation(8)).to(state.device)
+        loss = squares(state, state.call(state.normal(1, 8, D)[order] * random.uniform(0.5, 1.5)))
+        loss.backward()
+        state.optimizer.step()
+        yield Step({"loss": loss.detach()})
+
+
+def reads_lengths(state: State) -> Iterator[Step]:
+    """Train on sequences of several lengths, nested in one tensor."""
+    while True:
+        state.mark()
+        state.optimizer.zero_grad()
+        parts = [state.normal(state.step + rows, rows, D) for rows in (3, 5)]
+        loss = state.call(torch.nested.nested_tensor(parts, layout=torch.jagged)).values().square().mean()
+        loss.backward()
+        state.optimizer.step()
+        state.step += 1
+        yield Step({"loss": loss.detach()})
+
+
 def _sound() -> Iterator[Entry]:
+    yield Entry("augments", Mlp, augments)
+    yield Entry("reads_lengths", Mlp, reads_lengths)
     yield Entry("averages_weights", Mlp, averages_weights)
     yield Entry("keeps_norms", Mlp, keeps_norms)
     yield Entry("tied_train", Tied, predicts, optimize=partial(torch.optim.Adam, lr=1e-2))

@@ -15,12 +15,15 @@ the job that obeys it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -219,8 +222,8 @@ def fingerprint(
     JSON.
 
     The sharding counts where FSDP manages the model, and the pipeline where the recipe has one: which stages there are
-    depends on it. Another version of the package that a family is installed with is another model. Cross entropy is no
-    field: it is what older reports were made with.
+    depends on it. Another version of the package that a family is installed with, or other sources in it, is another
+    model. Cross entropy is no field: it is what older reports were made with.
     """
     fields: Fingerprint = {f"model.{name}": plain(value) for name, value in config.model_dump().items()}
     fields |= {f"precision.{name}": value for name, value in recipe.precision.model_dump().items()}
@@ -228,6 +231,7 @@ def fingerprint(
     family = FAMILIES.provided[config.family]
     if family.distribution != HOUSE:
         fields["model.package"] = f"{family.distribution} {family.version}"
+        fields["model.sources"] = sources_of(FAMILIES.function(config.family))
     if isinstance(config, PackagedConfig):
         fields["model.package"] = f"{config.package} {config.package_version}"
     if recipe.is_sharded:
@@ -259,6 +263,17 @@ def environment(parallel: ParallelSpec, device: torch.device) -> Fingerprint:
     """Return mesh, torch version and device architecture, which belong to every fingerprint."""
     fields: Fingerprint = {f"parallel.{name}": getattr(parallel, name) for name in PARALLEL_DIMENSIONS}
     return fields | {"torch": torch.__version__, "device": device.type, "architecture": _architecture(device)}
+
+
+def sources_of(function: Callable[..., Any]) -> str:
+    """Return a digest of the Python files of the package that a function comes from: they may change while its version
+    stays.
+    """
+    package = sys.modules[function.__module__.partition(".")[0]]
+    roots = [Path(place) for place in getattr(package, "__path__", [])]
+    files = {str(file.relative_to(root)): file for root in roots for file in root.rglob("*.py")}
+    files = files or {package.__name__: Path(str(package.__file__))}
+    return hashlib.sha256(b"".join(name.encode() + files[name].read_bytes() for name in sorted(files))).hexdigest()[:16]
 
 
 def _architecture(device: torch.device) -> str:

@@ -15,7 +15,7 @@ from service.jobs.plugins import ParallelSpec, ProgramConfig
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.program import PROGRAMS
 from service.models.compiled import compile_units
-from service.models.parallelize import Fingerprint, environment, plain
+from service.models.parallelize import Fingerprint, environment, plain, sources_of
 from service.parallel.boundary import StepBoundary
 from service.parallel.mesh import Mesh
 
@@ -105,7 +105,8 @@ class Program(Protocol):
     def build(self, dtype: torch.dtype) -> Parts:
         """Return new modules, each time with the same float32 weights, converted to ``dtype``.
 
-        Both eager and compiled are judged by float64; a program that cannot run in it raises.
+        Both eager and compiled are judged by float64; a program that cannot run in it raises. One in half precision
+        converts to that in place of float32 alone.
         """
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
@@ -126,15 +127,24 @@ class Site:
 
 
 def build_parts(program: Program, dtype: torch.dtype) -> Parts:
-    """Return new parts of a program. Raises ``TypeError`` if it builds anything else."""
+    """Return new parts of a program. Raises ``TypeError`` if it builds anything else, or in half precision what is to
+    be exact.
+    """
     parts: object = program.build(dtype)
     if not isinstance(parts, Parts):
         raise TypeError(f"build({dtype}) returns a {type(parts).__name__}; expected Parts")
+    made = {value.dtype for value in parts.members().values() if value.is_floating_point()}
+    if dtype is torch.float64 and made and made <= _HALF:
+        half = "half precision takes the place of float32 alone"
+        raise TypeError(f"build({dtype}) returns modules in {made.pop()}; expected {dtype}: {half}")
     return parts
 
 
 Maker = Callable[[Any, Site], Program]
 """Makes a program from its configuration; ``ProgramKind.function`` names one."""
+
+
+_HALF = frozenset({torch.bfloat16, torch.float16})
 
 
 class Steps(Iterator[Step]):
@@ -159,11 +169,12 @@ class Steps(Iterator[Step]):
 
 
 def make(config: ProgramConfig, parallel: ParallelSpec, site: Site) -> tuple[Program, Fingerprint]:
-    """Return the program of an installed package, and what a gate holds for; another version of the package is another
-    program.
+    """Return the program of an installed package, and what a gate holds for; another version of the package, or other
+    sources in it, is another program.
     """
     maker: Maker = PROGRAMS.function(config.name)
     provided = PROGRAMS.provided[config.name]
     own: Fingerprint = {f"program.{name}": plain(value) for name, value in config.model_dump(mode="json").items()}
     own["program.package"] = f"{provided.distribution} {provided.version}"
+    own["program.sources"] = sources_of(maker)
     return maker(config, site), own | environment(parallel, site.device)

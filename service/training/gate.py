@@ -28,21 +28,30 @@ class GateError(RefusedError, RuntimeError):
 
 
 def allowed_modes(
-    choice: CompileChoice, accepted: Sequence[Fingerprint], data: DataLayout, micro_batches: int = 1, stages: int = 1
+    choice: CompileChoice,
+    accepted: Sequence[Fingerprint],
+    data: DataLayout,
+    micro_batches: int = 1,
+    stages: int = 1,
+    *,
+    shape: Sequence[int] = (),
 ) -> dict[Phase, str]:
     """Return the mode, a name of ``COMPILE_MODES``, of each phase that ``choice`` asks for; it may ask for none.
 
-    The gate must have been written for one of the ``accepted`` fingerprints.
+    The gate must have been written for one of the ``accepted`` fingerprints and, for a model, for the ``shape`` of its
+    input in one forward.
 
     Raises :class:`GateError` when there is no report, when it was written for another configuration (naming the
-    fields), when a phase did not pass, or when CUDA graphs were checked with another pattern of ``micro_batches``,
-    or on the whole model where this job runs ``stages`` of a pipeline.
+    fields) or shape, when a phase did not pass, or when CUDA graphs were checked with another pattern of
+    ``micro_batches``, or on the whole model where this job runs ``stages`` of a pipeline.
     """
     phases: list[Phase] = [phase for phase in ("train", "inference") if getattr(choice, phase)]
     if not phases or choice.gate is None:
         return {}
     gate = _read_gate(data.job(choice.gate).artifacts / "report.json", choice.gate)
     _check_fingerprint(gate, accepted, choice.gate)
+    if shape:
+        _check_shape(gate, shape, choice.gate)
     modes = {phase: _mode_of_phase(gate, phase, choice.gate) for phase in phases}
     if COMPILE_MODES[lowest_mode(modes)].cuda_graphs:
         _check_micro_batches(gate, micro_batches, choice.gate)
@@ -130,6 +139,17 @@ def difference(recorded: Fingerprint, own: Fingerprint) -> list[tuple[str, str |
     names = sorted(recorded.keys() | own.keys())
     pairs = ((name, recorded.get(name, ABSENT), own.get(name, ABSENT)) for name in names)
     return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def _check_shape(gate: Mapping[str, Any], shape: Sequence[int], job: str) -> None:
+    """Raise :class:`GateError` for an input of another shape: code is compiled for each, and a size may change it."""
+    checked = gate.get("shapes", [])
+    if list(shape) not in checked:
+        seen = " or ".join(map(str, checked)) or "no shape that its report names"
+        raise GateError(
+            f"compile.gate: {job} checked forwards over inputs of {seen}, and here they are {list(shape)}; check with "
+            f"this job's data, and shapes of [{shape[0]}]"
+        )
 
 
 def _check_micro_batches(gate: Mapping[str, Any], micro_batches: int, job: str) -> None:

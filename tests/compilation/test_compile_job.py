@@ -277,7 +277,7 @@ def test_what_was_kept_damaged_is_compiled_again(data: DataLayout) -> None:
     (folder / COMPILE_CACHE).mkdir(parents=True)
     (folder / COMPILE_CACHE / cache_file("train", "aot_eager", 0)).write_bytes(b"half of a cache")
     own = fingerprint(MlpConfig(**MLP), ModelRecipe(), torch.device("cpu"))
-    opened = {"train": "aot_eager", "inference": None, "fingerprint": own}
+    opened = {"train": "aot_eager", "inference": None, "fingerprint": own, "shapes": [[16, 64]]}
     (folder / "report.json").write_text(json.dumps({"gate": opened}))
     work = {"model": MLP, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}}
     chosen = {**work, "compile": {"train": True, "gate": JOB}}

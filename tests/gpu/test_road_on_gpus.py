@@ -69,7 +69,7 @@ def test_the_check_of_a_language_model_ends_and_its_gate_compiles_a_training_tha
 def test_the_road_of_a_language_model_on_two_gpus(service: Service, trained: dict[str, Any], layout: str) -> None:
     divided = {"parallel": {layout: 2}}
     climbed = {
-        "shapes": [4 if layout == "dp_shard" else 8],
+        "shapes": [{"dp_shard": 4, "tp": 8, "pp": 2}[layout]],
         "steps": 3,
         "modes": ["eager", "inductor"],
         "phases": ["train"],

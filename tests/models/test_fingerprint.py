@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import ShardingSpec
-from service.models.parallelize import ModelRecipe, fingerprint
+from service.models.parallelize import ModelRecipe, fingerprint, sources_of
 from service.training.gate import difference
 
 CPU = torch.device("cpu")
@@ -84,6 +86,19 @@ def test_a_missing_field_is_a_difference() -> None:
     recorded = {name: value for name, value in own.items() if name != "torch"}
     assert difference(recorded, own) == [("torch", "absent", torch.__version__)]
     assert difference(own, recorded) == [("torch", torch.__version__, "absent")]
+
+
+def test_other_sources_of_a_package_are_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is installed to be edited, whose version stays."""
+    (tmp_path / "edited_package").mkdir()
+    (tmp_path / "edited_package" / "__init__.py").write_text("def make(): ...")
+    (inner := tmp_path / "edited_package" / "inner.py").write_text("RATE = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    make = importlib.import_module("edited_package").make
+    before = sources_of(make)
+    assert sources_of(make) == before
+    inner.write_text("RATE = 2")
+    assert sources_of(make) != before
 
 
 def test_another_version_of_an_installed_family_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,14 @@ def test_what_fsdp_keeps_between_micro_batches_is_part_of_the_configuration(
             allowed_modes(choice, mine, data, job.micro_batches)
 
 
+@pytest.mark.parametrize("checked", [{}, {"shapes": [[8, 64], [16, 32]]}])
+def test_inputs_of_another_shape_are_refused(data: DataLayout, checked: dict[str, Any]) -> None:
+    """Such as shorter sequences, and a report of an older version, which names none."""
+    publish(data, {"gate": {**PASSED, **checked}})
+    with pytest.raises(GateError, match=r"inputs of .*, and here they are \[16, 64\]; check with .* shapes of \[16\]"):
+        allowed_modes(CompileChoice(train=True, gate=GATE), [OWN], data, shape=(16, 64))
+
+
 @pytest.mark.parametrize(("checked", "own"), [(1, 1), (4, 2)])
 def test_cuda_graphs_are_opened_for_the_pattern_that_was_checked(data: DataLayout, checked: int, own: int) -> None:
     publish(data, {"gate": {**PASSED, "train": "reduce-overhead", "micro_batches": checked}})

@@ -211,7 +211,8 @@ def test_bf16_follows_float32_to_its_precision(tmp_path: Path, torchrun: Torchru
 
 def open_gate(folder: Path, train_rung: str | None, inference_rung: str | None, **other: object) -> None:
     own = fingerprint(MlpConfig.model_validate(MLP["model"]), ModelRecipe(), CPU)
-    report = {"gate": {"train": train_rung, "inference": inference_rung, "fingerprint": {**own, **other}}}
+    gate = {"train": train_rung, "inference": inference_rung, "fingerprint": {**own, **other}}
+    report = {"gate": {**gate, "shapes": [[MLP["batch"]["global"], MLP["model"]["in_features"]]]}}
     artifacts = DataLayout(folder).job(GATE).artifacts
     artifacts.mkdir(parents=True)
     (artifacts / "report.json").write_text(json.dumps(report))

@@ -19,7 +19,7 @@ from service.compilation.instruments.functions import EagerFunctions
 from service.compilation.instruments.text import FRAME
 from service.compilation.instruments.transfers import Transfers, on_host, with_transfers
 from service.parallel.boundary import CallSite
-from service.parallel.boundary.lifetimes import address_of, local
+from service.parallel.boundary.lifetimes import NOWHERE, address_of, local
 from service.torch_internals.table import internal
 
 
@@ -81,7 +81,7 @@ class Replays:
 
     def _owns(self, tensor: Tensor) -> bool:
         """Return whether a graph's results are, or were, in the tensor's memory."""
-        return local(tensor).untyped_storage().data_ptr() in self.addresses
+        return address_of(tensor) != NOWHERE and local(tensor).untyped_storage().data_ptr() in self.addresses
 
     def _enter(self, function: int) -> _Place:
         now = self.generation()
@@ -105,7 +105,7 @@ class _Place:
         their number, stay there.
         """
         hosted = (results[index] for index in elsewhere)
-        given = {address_of(value) for value in (*inputs, *hosted) if isinstance(value, Tensor)}
+        given = {NOWHERE, *(address_of(value) for value in (*inputs, *hosted) if isinstance(value, Tensor))}
         own = {
             address_of(value): _bytes(value)
             for value in results

@@ -30,11 +30,10 @@ from service.compilation.monitor.results import ResultLifetimes
 from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, RetainedRead, StaleGradient, UnitCalls, Usage
 from service.parallel.boundary import CallSite, Origin, PendingBackwards, Shapes, StepBoundary, caller
 from service.parallel.boundary.holders import FOREIGN
-from service.parallel.boundary.lifetimes import CallCounter, CallResult, LiveResults, address_of, local
+from service.parallel.boundary.lifetimes import NOWHERE, CallCounter, CallResult, LiveResults, address_of, local
 from service.parallel.boundary.watch import in_backward, intercepted
 from service.parallel.containers import tensors_in
 
-_INVALID = -1
 _OVERWRITTEN = "overwritten"
 """CUDA graphs' message about a tensor whose memory they have taken, while they are being recorded."""
 
@@ -285,8 +284,8 @@ class _Gradients:
         """Note that replays begin: a gradient that exists was made before and, if it is new, by the graphs."""
         for name, parameter in self.trainable.items():
             gradient = parameter.grad
-            address = _INVALID if gradient is None else _place(gradient)
-            if gradient is None or address == _INVALID:
+            address = NOWHERE if gradient is None else _place(gradient)
+            if gradient is None or address == NOWHERE:
                 self._known.pop(name, None)
             elif name not in self._known or self._known[name].cdata != address:
                 # While this refers to it, nothing else gets its address.
@@ -331,7 +330,7 @@ class _Gradients:
         """Return whether it is still its parameter's gradient."""
         gradient = self.trainable[suspect.stale.parameter].grad
         alive = {output.storage.cdata for output in suspect.outputs.alive()}
-        return gradient is not None and _place(gradient) in {*alive, _INVALID}
+        return gradient is not None and _place(gradient) in {*alive, NOWHERE}
 
     def _suspect(self, gradient: Tensor, stale: StaleGradient) -> None:
         outputs = LiveResults()
@@ -340,13 +339,13 @@ class _Gradients:
 
 
 def _place(gradient: Tensor) -> int:
-    """Return the address of a gradient; ``_INVALID`` if CUDA graphs have reused its memory while they were being
+    """Return the address of a gradient; ``NOWHERE`` if CUDA graphs have reused its memory while they were being
     recorded.
     """
     try:
         return address_of(gradient)
     except RuntimeError:
-        return _INVALID
+        return NOWHERE
 
 
 def _across_the_boundary() -> bool:

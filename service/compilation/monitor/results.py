@@ -17,7 +17,15 @@ from service.compilation.instruments.functions import unobserved
 from service.compilation.monitor.usage import StaleRead
 from service.parallel.boundary import CallSite, HeldResult, Origin
 from service.parallel.boundary.holders import holders_of, read_again_of
-from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of, held_by_output, local, located
+from service.parallel.boundary.lifetimes import (
+    NOWHERE,
+    CallResult,
+    LiveResults,
+    address_of,
+    held_by_output,
+    local,
+    located,
+)
 from service.parallel.containers import tensors_in
 
 _LOOKED_AT = (2, 3)
@@ -61,7 +69,7 @@ class ResultLifetimes:
         fresh: dict[int, Tensor] = {}
         for tensor in outputs:
             fresh.setdefault(address_of(tensor), tensor)
-        for address in (*known, *map(address_of, aliased)):
+        for address in (NOWHERE, *known, *map(address_of, aliased)):
             fresh.pop(address, None)
         # A replayed CUDA graph returns the same tensor again: a holder from an earlier round holds the newest
         # result, and the program's numbers show that it is not the one that was kept.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from service.models.program import Parts, Step
 from service.parallel.boundary import Shapes, StepBoundary
 from service.parallel.containers import named_tensors, tensors_in
-from service.parallel.fsdp import synchronize_gradients
+from service.parallel.fsdp import PartlyUsed, is_static, synchronize_gradients
 
 LEARNING_RATE = 1e-2
 """Plain gradient descent: its updates are linear in the gradients, so they show errors without magnifying them."""
 MODEL = "model"
+_PARTLY_USED = "partly_used"
+"""The attribute of a module that has what settles its steps: it is made once, and steps may begin anew."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,19 @@ class BatchedProgram:
             first.setdefault(batch.shapes, index)
         return max(first.values()) + 1
 
-    def _parts(self, modules: Mapping[str, nn.Module], dtype: torch.dtype) -> Parts:
+    def _settle(self, modules: Iterable[nn.Module], group: str) -> None:
+        """End the backwards of a step as a job does, where ranks of the data-parallel ``group`` may reach different
+        parameters.
+        """
+        for module in modules:
+            if group and not is_static(module):
+                getattr(module, _PARTLY_USED).settle()
+
+    def _parts(self, modules: Mapping[str, nn.Module], dtype: torch.dtype, group: str) -> Parts:
         """Return ``modules``, all to be compiled, with their optimizer unless nothing in them trains."""
+        for module in modules.values():
+            if group and not is_static(module):
+                setattr(module, _PARTLY_USED, PartlyUsed(module, group))
         trainable = [value for module in modules.values() for value in module.parameters() if value.requires_grad]
         optimizers = (torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=False),) if trainable else ()
         return Parts(modules, tuple(modules), optimizers, dtype)
@@ -82,13 +95,14 @@ class ModelProgram(BatchedProgram):
     ``module(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to ``dtype``.
     Each step takes the next of ``batches``, in ``micro_batches`` equal parts, whose gradients add up to that of the
     whole. ``loss(outputs, targets)`` is a scalar, the mean over samples. ``before_backward(model, is_last)`` is called
-    before each forward of a training step.
+    before each forward of a training step. FSDP shards it over the ranks of ``group``, if there is one.
     """
 
     module: Callable[[torch.dtype], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     micro_batches: int = 1
     before_backward: Callable[[nn.Module, bool], None] = synchronize_gradients
+    group: str = ""
 
     def __post_init__(self) -> None:
         if not self.batches:
@@ -97,7 +111,7 @@ class ModelProgram(BatchedProgram):
             raise TypeError(f"loss={self.loss!r}: a program needs a function loss(outputs, targets)")
 
     def build(self, dtype: torch.dtype) -> Parts:
-        return self._parts({MODEL: self.module(dtype)}, dtype)
+        return self._parts({MODEL: self.module(dtype)}, dtype, self.group)
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         for batch in cycle(self.batches):  # in the modes in which the module is built, as in a job
@@ -122,6 +136,7 @@ class ModelProgram(BatchedProgram):
                 torch.autograd.backward(loss)
             losses.append(loss.detach())
             outputs.append(output)
+        self._settle([model], self.group)
         for optimizer in parts.optimizers:
             optimizer.step()
         return Step({"loss": torch.stack(losses).sum()}, self._detach_outputs(outputs), _inputs(original, batch))

@@ -46,7 +46,8 @@ class PipelineProgram(BatchedProgram):
     def build(self, dtype: torch.dtype) -> Parts:
         owners = self.schedule.owners
         own = [stage for stage, owner in enumerate(owners) if owner == self.mesh.pp.rank]
-        return self._parts({f"stage{stage}": self.module(dtype, Part(stage, len(owners))) for stage in own}, dtype)
+        made = {f"stage{stage}": self.module(dtype, Part(stage, len(owners))) for stage in own}
+        return self._parts(made, dtype, self.mesh.dp.group)
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         runtime = self._runtime(parts, boundary)
@@ -84,6 +85,7 @@ class PipelineProgram(BatchedProgram):
         for optimizer in parts.optimizers:
             optimizer.zero_grad(set_to_none=True)
         losses = runtime.run(self.schedule, self._work(batch, parts.dtype, self.loss))
+        self._settle(parts.modules.values(), self.mesh.dp.group)
         for optimizer in parts.optimizers:
             optimizer.step()
         return Step({"loss": torch.stack([loss.detach() for loss in losses]).mean()} if losses else {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -74,6 +74,8 @@ class Subject:
 
     fingerprint: Fingerprint
     about: Mapping[str, Any]
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """The shapes of a model's input in one forward of this rank; a program's job compares its calls one by one."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,14 @@ def _model_target(
         "precision": recipe.precision.model_dump(),
         "sharding": recipe.sharding.model_dump(),
     }
+    subject = Subject(own, about, tuple((count, *inputs[0].inputs[0].shape[1:]) for count in spec.shapes))
     if recipe.pipeline is None:
         before = before_backward(recipe.sharding)
-        return Target(ModelProgram(model.build, inputs, model.loss, spec.micro_batches, before), Subject(own, about))
+        return Target(ModelProgram(model.build, inputs, model.loss, spec.micro_batches, before, mesh.dp.group), subject)
     schedule = generator(recipe.pipeline.schedule)(spec.parallel.pp, recipe.pipeline.stages_per_rank, spec.forwards)
     channels = connect(mesh, schedule.owners)
     program = PipelineProgram(model.build, inputs, model.loss, mesh, schedule, channels)
-    return Target(program, Subject(own, about | {"pipeline": recipe.pipeline.model_dump()}))
+    return Target(program, replace(subject, about=about | {"pipeline": recipe.pipeline.model_dump()}))
 
 
 def batches(

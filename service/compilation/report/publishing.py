@@ -43,6 +43,7 @@ class Climb:
             self.subject.fingerprint,
             self.toolchain_s,
             micro_batches=spec.forwards,
+            shapes=self.subject.shapes,
             closed=why_unproved(proofs),
         )
         return {
@@ -100,14 +101,16 @@ def gate(
     toolchain_s: float | None,
     *,
     micro_batches: int = 1,
+    shapes: Sequence[Sequence[int]] = (),
     closed: str = "",
 ) -> dict[str, Any]:
-    """Return ``{train, inference, fingerprint, micro_batches, worth, closed}``.
+    """Return ``{train, inference, fingerprint, micro_batches, shapes, worth, closed}``.
 
     ``train`` and ``inference`` name the highest rung that passed with all below it (the mode to compile in), or are
     ``None``: not allowed, or not checked. ``worth`` says for each checked phase what the rung gains:
     ``{worth_it, ratio, noisy, break_even_steps}``. The gate holds for ``fingerprint`` and nothing else; CUDA
-    graphs also only for one, or only for several, ``micro_batches`` a step. ``closed`` says why nothing is
+    graphs also only for one, or only for several, ``micro_batches`` a step; a model's for the ``shapes`` of its inputs,
+    as code for others is other code. ``closed`` says why nothing is
     allowed whatever passed, such as a harness whose detectors are not proved.
     """
     best = {phase: highest_safe(results, phase) for phase in phases}
@@ -117,6 +120,7 @@ def gate(
         "inference": allowed.get("inference"),
         "fingerprint": dict(fingerprint),
         "micro_batches": micro_batches,
+        "shapes": [list(shape) for shape in shapes],
         "worth": {
             phase: _worth(found.observation.cost if found and found.observation else None, toolchain_s)
             for phase, found in best.items()

@@ -20,6 +20,7 @@ from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
 from service.models.compiled import apply_compile, compile_unit
 from service.models.program import Steps, build_parts
+from service.models.randomness import drawn, seed_all
 from service.parallel.boundary import StepBoundary
 
 
@@ -28,15 +29,17 @@ class StepRecord:
     """The results of one step, as copies on the host of this rank's tensors or parts of them (``sampling``)."""
 
     tensors: dict[Key, Tensor]
-    """By ``(kind, name)``; the kinds are ``loss``, ``output``, ``input`` and ``gradient``."""
+    """By ``(kind, name)``; the kinds are ``loss``, ``output``, ``input``, ``gradient``, and ``buffer`` as the step left
+    it: the next may begin from another state.
+    """
     missing: frozenset[str]
     """Trainable parameters that got no gradient."""
     overwritten: frozenset[str]
     """Inputs that the step updated in place."""
     compiled_backward: int
     """How many compiled nodes its backwards ran."""
-    generator: Tensor
-    """The state in which it left the device's generator of random numbers."""
+    generators: str
+    """The state in which it left the generators of random numbers, of torch, NumPy and Python."""
     drew: bool
     """Whether it drew random numbers."""
 
@@ -111,9 +114,9 @@ def _begin(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.
 
 def record_step(built: BuiltProgram, seed: int) -> StepRecord:
     """Run the next step with this seed of the random numbers, and return its results."""
-    torch.manual_seed(seed)
+    seed_all(seed)
     device = built.program.device
-    fresh = _generator_state(device)
+    fresh = drawn(device)
     gradients: dict[Key, Tensor] = {}
     with ExitStack() as stack:
         backwards = stack.enter_context(watched_backwards())
@@ -121,9 +124,9 @@ def record_step(built: BuiltProgram, seed: int) -> StepRecord:
             hook = optimizer.register_step_pre_hook(partial(_collect_gradients, built.trainable, gradients))
             stack.callback(hook.remove)
         step = built.step()
-    generator = _generator_state(device)
+    generators = drawn(device)
     left = {name: after for name, (_, after) in step.inputs.items()}
-    by_kind = {"loss": step.losses, "output": step.outputs, "input": left}
+    by_kind = {"loss": step.losses, "output": step.outputs, "input": left, "buffer": built.buffers}
     tensors = copies_to_compare((kind, name, value) for kind, of in by_kind.items() for name, value in of.items())
     missing = {name for name in built.trainable if ("gradient", name) not in gradients}
     return StepRecord(
@@ -131,14 +134,9 @@ def record_step(built: BuiltProgram, seed: int) -> StepRecord:
         frozenset(missing if built.phase == "train" else ()),
         frozenset(name for name, pair in step.inputs.items() if not torch.equal(*map(local_part, pair))),
         sum(backwards),
-        generator,
-        drew=not torch.equal(fresh, generator),
+        generators,
+        drew=generators != fresh,
     )
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    """Return the state of the generator of random numbers on a device."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:

@@ -26,7 +26,9 @@ from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key, spread
 from service.jobs.spec.compile import Tolerance
 
-_JUDGED = frozenset({"loss", "output", "gradient"})
+_JUDGED = frozenset({"loss", "output", "gradient", "buffer"})
+_ROUNDED = frozenset({"gradient", "buffer"})
+"""Kinds of tensors of which some may be nothing but rounding."""
 _PERMUTED = 0xD15
 _FIRST = 10**6
 """A seed beyond those of iterations: eager takes even ones from there on, compiled the others."""
@@ -70,9 +72,10 @@ def differs_in_distribution(
     rounding = _rounding_only(eager, baseline)
     found, seeds = "", SEEDS
     for first in (_FIRST, 2 * _FIRST):
-        groups = [_samples(each, baseline, first + own, agree) for own, each in enumerate((eager, compiled))]
-        seeds = min(seeds, *(len(value) for group in groups for value in group.values()))
-        found = _apart(_without(rounding, groups), tolerance)
+        sides = [_samples(each, baseline, first + own, agree) for own, each in enumerate((eager, compiled))]
+        seeds = min(seeds, *(len(value) for side in sides for group in side for value in group.values()))
+        by_step = (_apart(_without(rounding, groups), tolerance) for groups in zip(*sides, strict=True))
+        found = next(filter(None, by_step), "")
         if not agree(float(bool(found))):
             found = _slopes_apart(eager, compiled, baseline, first)
         if not agree(float(bool(found))):
@@ -81,15 +84,15 @@ def differs_in_distribution(
 
 
 def _rounding_only(built: BuiltProgram, baseline: Baseline) -> frozenset[Key]:
-    """Return the gradients that are nothing but rounding, such as that of the bias of attention's keys: moving the
-    numbers by a few units in the last place changes them, with the same draws. Another kernel rounds differently, with
-    another spread.
+    """Return the gradients and buffers that are nothing but rounding, such as the gradient of the bias of attention's
+    keys: moving the numbers by a few units in the last place changes them, with the same draws. Another kernel rounds
+    differently, with another spread.
     """
     if built.phase == "inference" or not baseline.eager.starts:
         return frozenset()
     first = baseline.eager.starts[0]
-    one, other = (_first_step(built.restarted(), each, _FIRST) for each in (first, first.nudged(_MOVED)))
-    pairs = ((key, value, other.get(key)) for key, value in one.items() if key[0] == "gradient")
+    one, other = (_step_from(built.restarted(), each, _FIRST) for each in (first, first.nudged(_MOVED)))
+    pairs = ((key, value, other.get(key)) for key, value in one.items() if key[0] in _ROUNDED)
     return frozenset(key for key, value, moved in pairs if moved is not None and _is_rounding(value, moved))
 
 
@@ -99,11 +102,12 @@ def _is_rounding(value: Tensor, moved: Tensor) -> bool:
 
 
 def _without(rounding: Collection[Key], groups: Sequence[Mapping[Key, Tensor]]) -> list[Mapping[Key, Tensor]]:
-    """Return the samples without gradients that are nothing but rounding, and small beside others, in all of them."""
+    """Return the samples without what is nothing but rounding, and small beside others of its kind, in all of them."""
     small = set(rounding)
     for group in groups:
-        largest = max((scale_of(each) for key, each in group.items() if key[0] == "gradient"), default=0.0)
-        small = {key for key in small if key in group and scale_of(group[key]) <= SETTINGS.scale_floor * largest}
+        scales = {key: scale_of(each) for key, each in group.items() if key[0] in _ROUNDED}
+        largest = {kind: max((own for key, own in scales.items() if key[0] == kind), default=0.0) for kind in _ROUNDED}
+        small = {key for key in small if key in scales and scales[key] <= SETTINGS.scale_floor * largest[key[0]]}
     return [{key: each for key, each in group.items() if key not in small} for group in groups]
 
 
@@ -111,7 +115,15 @@ def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance) -> str:
     eager, compiled = groups[0], _without_zeros(groups[1], groups[0])
     if eager.keys() != compiled.keys():
         return f"{' '.join(next(iter(eager.keys() ^ compiled.keys())))}, which only one of both has,"
+    odd = next((key for key in eager if not torch.equal(_odd_in(eager[key]), _odd_in(compiled[key]))), None)
+    if odd is not None:  # which no mean would show
+        return f"whether {' '.join(odd)} has NaN or infinities"
     return _standing_out(eager, compiled, tolerance.absolute) if eager else ""
+
+
+def _odd_in(samples: Tensor) -> Tensor:
+    """Return, by element, whether any sample has no finite number there."""
+    return ~samples.isfinite().all(0)
 
 
 def _slopes_apart(eager: BuiltProgram, compiled: BuiltProgram, baseline: Baseline, first: int) -> str:
@@ -120,7 +132,7 @@ def _slopes_apart(eager: BuiltProgram, compiled: BuiltProgram, baseline: Baselin
         return ""
     seeds = (range(first + own, first + own + 2 * SLOPES, 2) for own in range(2))
     found = [
-        slopes(each, baseline.eager.starts[0], own, _first_step)
+        slopes(each, baseline.eager.starts[0], own, _step_from)
         for each, own in zip((eager, compiled), seeds, strict=True)
     ]
     known = [each for each in found if each is not None]
@@ -136,45 +148,44 @@ def _without_zeros(compiled: Mapping[Key, Tensor], eager: Mapping[Key, Tensor]) 
     return {key: each for key, each in compiled.items() if key in eager or key[0] != "gradient" or each.any()}
 
 
-def _samples(built: BuiltProgram, baseline: Baseline, first: int, agree: Callable[[float], float]) -> dict[Key, Tensor]:
-    """Return of each tensor one row for each seed; every one from the first state, and with the first batch."""
+def _samples(
+    built: BuiltProgram, baseline: Baseline, first: int, agree: Callable[[float], float]
+) -> list[dict[Key, Tensor]]:
+    """Return for each step of the period, of each tensor, one row for each seed; every one from the first state."""
     built = built.restarted()
     start = baseline.eager.starts[0] if baseline.eager.starts else None
-    rows: dict[Key, list[Tensor]] = {}
+    rows: list[dict[Key, list[Tensor]]] = [{} for _ in range(built.program.period)]
     number, wanted = 0, SEEDS
     began = 0.0
     while number < wanted:
-        for key, value in _sample(built, start, first + 2 * number).items():
-            every = max(1, value.numel() // ELEMENTS)
-            rows.setdefault(key, []).append(value.flatten()[::every][:ELEMENTS].double())
+        for of_step in rows:
+            for key, value in _step_from(built, start, first + 2 * number).items():
+                every = max(1, value.numel() // ELEMENTS)
+                of_step.setdefault(key, []).append(value.flatten()[::every][:ELEMENTS].double())
         number += 1
         began = began or time.process_time()  # without the compilations of the first step
         if number == FEWEST // 2:
             each = agree(time.process_time() - began) / (number - 1) / torch.get_num_threads()
             wanted = min(SEEDS, max(FEWEST, int(BUDGET_S / max(each, 1e-9))))
-    return {key: torch.stack(values) for key, values in rows.items() if len(values) == number}
+    return [{key: torch.stack(each) for key, each in of_step.items() if len(each) == number} for of_step in rows]
 
 
-def _sample(built: BuiltProgram, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
-    """Return the results of the first step from ``start`` with this seed, and run on until that step is next again."""
-    found = _first_step(built, start, seed)
-    for _ in range(1, built.program.period):
-        _first_step(built, start, seed)
-    return found
-
-
-def _first_step(built: BuiltProgram, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
-    """Return the judged results of a step from ``start``."""
+def _step_from(built: BuiltProgram, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
+    """Return the judged results of the next step, from ``start``; a buffer that the program has replaced since is not
+    what ``start`` restores.
+    """
     if start is not None:
         start.restore(built)
-    tensors = record_step(built, seed).tensors
-    return {key: each for key, each in tensors.items() if key[0] in _JUDGED and each.is_floating_point()}
+    tensors, known, buffers = record_step(built, seed).tensors, set(map(id, built.members)), built.buffers
+    judged = {key: each for key, each in tensors.items() if key[0] in _JUDGED and each.numel()}
+    return {key: each for key, each in judged.items() if key[0] != "buffer" or id(buffers[key[1]]) in known}
 
 
 def _standing_out(eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], rounding: float) -> str:
     """Return the tensor whose statistic is larger for the two groups than for any drawn at random; or nothing."""
     generator = torch.Generator().manual_seed(_PERMUTED)
-    moments = _moments({key: torch.cat([eager[key], compiled[key]]) for key in eager}, RELATED)
+    both = {key: torch.cat([eager[key], compiled[key]]).nan_to_num(0.0, 0.0, 0.0) for key in eager}
+    moments = _moments(both, RELATED)
     sizes = len(next(iter(eager.values()))), len(next(iter(compiled.values())))
     labels = _labels(sizes, PERMUTATIONS, generator)
     statistics = torch.stack([_statistic(each, labels, rounding) for each in moments.values()])

@@ -195,13 +195,18 @@ def states_to_keep(
     ``on_any`` returns whether a condition of this rank holds on any rank: all keep as many, in the same place.
     ``is_varied`` as in :class:`KeptStates`.
     """
-    size = sum(each.nbytes for each in (*map(local_part, built.members), *_held_by_optimizers(built)))
+    size = sum(map(_bytes, (*map(local_part, built.members), *_held_by_optimizers(built))))
     for place in dict.fromkeys((built.program.device, HOST)):
         room = _SHARES[place.type] * free_bytes(place)
         for most in (iterations, 2):
             if not on_any(most * size > room):
                 return KeptStates(most, place, is_varied)
     return KeptStates(2, is_varied=is_varied)
+
+
+def _bytes(value: Tensor) -> int:
+    """Return its size; a sparse tensor does not tell its own."""
+    return value.numel() * value.element_size()
 
 
 def _held_by_optimizers(built: BuiltProgram) -> Iterator[Tensor]:
@@ -211,7 +216,7 @@ def _held_by_optimizers(built: BuiltProgram) -> Iterator[Tensor]:
 
 def near_device(run: RecordedRun, device: torch.device) -> RecordedRun:
     """Return a run whose states were kept on the host with these on ``device``, if it has room."""
-    size = sum(value.nbytes for start in run.starts for value in start.values)
+    size = sum(_bytes(value) for start in run.starts for value in start.values)
     if size > _SHARES[device.type] * free_bytes(device):
         return run
     return replace(run, starts=tuple(start.to(device) for start in run.starts))

@@ -40,6 +40,7 @@ def check_gate(spec: TrainSpec | RunSpec, config: ModelConfig | None, context: C
     if ours is not None and theirs is not None:
         yield from _programs(ours, theirs)
     elif isinstance(spec, TrainSpec):
+        yield from _samples(spec, checked)
         yield from _models(spec, config, resolve(checked.model, context))
 
 
@@ -114,6 +115,15 @@ def _known(spec: TrainSpec | RunSpec | CompileSpec) -> dict[str, str | int | boo
         known["pipeline.schedule"] = spec.pipeline.schedule
         known["pipeline.virtual_stages"] = spec.pipeline.stages_per_rank
     return known
+
+
+def _samples(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
+    samples = spec.forward_samples
+    if samples not in checked.shapes and spec.parallel.dp == checked.parallel.dp:  # else another mesh is the problem
+        seen = " or ".join(map(str, checked.shapes))
+        message = f"a forward takes {samples} of its samples, and the gate's job checked forwards of {seen}"
+        expected = f"forwards of {seen}, or a compile job with shapes of [{samples}]"
+        yield Problem("batch.micro", message, samples, expected)
 
 
 def _models(spec: TrainSpec, ours: ModelConfig | None, theirs: ModelConfig | None) -> Iterator[Problem]:

@@ -58,7 +58,7 @@ class CompileSpec(CommonSpec):
     )
     steps: int = Field(4, ge=2, le=1000, description="iterations per rung and phase")
     shapes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (16,), min_length=1, description="numbers of samples of a forward, in turn"
+        (64,), min_length=1, description="numbers of samples of a forward, in turn: that of the training is one of them"
     )
     micro_batches: int = Field(1, ge=1, le=1024, description="forwards per step, whose gradients add up")
     pipeline: PipelineSpec = PipelineSpec()

@@ -213,6 +213,11 @@ class TrainSpec(CommonSpec):
         return self.pipeline.micro_batches or 2 * self.parallel.pp
 
     @property
+    def forward_samples(self) -> int:
+        """Samples of one forward, on each data-parallel rank."""
+        return self.batch.global_ // self.parallel.dp // self.micro_batches
+
+    @property
     def follows(self) -> Mapping[str, Better]:
         """Return the metrics of evaluations on which the course of the training depends."""
         return {**self.schedule.follows, **(self.stop.follows if self.stop else {})}

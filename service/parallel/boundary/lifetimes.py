@@ -76,7 +76,7 @@ class CallCounter:
             "train" if isinstance(function, nn.Module) and function.training else "inference",
             torch.is_grad_enabled(),
             threading.current_thread().name,
-            tuple(tuple(tensor.shape) for tensor in tensors_in(arguments)),
+            tuple(map(_shape_of, tensors_in(arguments))),
         )
         with self._lock:
             self._counts[invocation] += 1
@@ -100,6 +100,8 @@ def _within(frame: FrameType, parts: tuple[str, ...]) -> bool:
     return any(part in frame.f_code.co_filename for part in parts)
 
 
+NOWHERE = -1
+"""Stands for the address of a tensor that has no storage of its own, as sparse and nested ones: it is not watched."""
 _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 
@@ -141,7 +143,7 @@ class CallResult:
         """
         if self.returned or not tensors:
             return HeldResult(self.origin, self.shape, self.dtype, holders)
-        return HeldResult(self.origin, tuple(tensors[0].shape), str(tensors[0].dtype), holders)
+        return HeldResult(self.origin, _shape_of(tensors[0]), str(tensors[0].dtype), holders)
 
     @property
     def address(self) -> int:
@@ -171,11 +173,11 @@ class LiveResults:
         self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = (), *, returned: bool = True
     ) -> None:
         """Watch a call's outputs, except those in the memory of ``aliased``, the call's own inputs."""
-        not_new = {address_of(tensor) for tensor in aliased}
+        not_new = {NOWHERE, *map(address_of, aliased)}
         for output in outputs:
             if address_of(output) not in not_new:
                 reference = StorageWeakRef(local(output).untyped_storage())  # type: ignore[no-untyped-call]
-                shape, dtype = tuple(output.shape), str(output.dtype)
+                shape, dtype = _shape_of(output), str(output.dtype)
                 self._outputs.append(CallResult(reference, origin, shape, dtype, weakref.ref(local(output)), returned))
 
     def alive(self) -> tuple[CallResult, ...]:
@@ -225,6 +227,11 @@ def held_by_output(
     ]
 
 
+def _shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return its shape, with -1 for the dimension in which the parts of a nested tensor differ: each has its own."""
+    return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's memory of a distributed tensor, any other tensor as it is."""
     inner = getattr(tensor, "_local_tensor", None)
@@ -232,4 +239,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def address_of(tensor: Tensor) -> int:
+    """Return what tells its memory from any other, or ``NOWHERE``."""
+    if tensor.layout is not torch.strided:
+        return NOWHERE
     return int(internal_of(local(tensor).untyped_storage(), "torch.UntypedStorage._cdata"))

@@ -108,6 +108,7 @@ def test_its_gate_holds_for_its_configuration_and_its_package(answers: dict[str,
     assert own["program.name"] == "allocator"
     assert own["program.rounds"] == 3
     assert own["program.package"] == "trivet-example 1.2.3"
+    assert len(own["program.sources"]) == 16
     assert own["parallel.tp"] == 1
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
+import numpy as np
+import pytest
 import torch
 from programs import sound
+from torch import Tensor, nn
 
 from service.compilation.program import Parts, Step
-from service.compilation.run.built_program import build
+from service.compilation.run.built_program import build, record_step
 from service.parallel.boundary import StepBoundary
 
 
@@ -29,3 +33,42 @@ def test_a_program_within_no_grad_takes_the_gradients_of_no_other() -> None:
         assert not inferring.step().outputs["scores"].requires_grad
         assert torch.is_grad_enabled()
         assert training.step().losses["loss"] > 0
+
+
+class Augmented(nn.Linear):
+    """Moves its inputs by what NumPy and Python draw, and keeps their mean."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(sound.FEATURES, sound.CLASSES)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + float(np.random.normal()) * random.random()
+        self.mean.copy_(x.detach().mean())
+        return super().forward(x)
+
+
+def test_a_step_draws_what_its_seed_says_and_its_buffers_are_results() -> None:
+    """Two runs of a program that draws with NumPy or Python would be compared as noise."""
+    first, again, other = (
+        record_step(build(sound.SoundProgram(lambda: {"net": Augmented()}), "train"), seed) for seed in (1, 1, 2)
+    )
+    assert first.drew
+    assert torch.equal(first.tensors["buffer", "mean"], again.tensors["buffer", "mean"])
+    assert not torch.equal(first.tensors["buffer", "mean"], other.tensors["buffer", "mean"])
+    assert first.generators == again.generators
+
+
+class Halved(sound.SoundProgram):
+    """Is in half precision, whatever it is asked for."""
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        return super().build(torch.bfloat16)
+
+
+def test_half_precision_is_nothing_exact_to_judge_by() -> None:
+    assert build(Halved(sound.bare), "train").trainable
+    with pytest.raises(TypeError, match=r"in torch.bfloat16; expected torch.float64: half precision takes the place"):
+        build(Halved(sound.bare), "train", dtype=torch.float64)

@@ -15,8 +15,9 @@ from programs import drawing, sound
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 
+from service.compilation.program.model import ModelProgram, SampleBatch
 from service.compilation.run.built_program import BuiltProgram, build, record_step
-from service.compilation.run.distribution import _standing_out, slopes
+from service.compilation.run.distribution import _apart, _samples, _standing_out, slopes
 from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key
 from service.compilation.rungs import RUNGS, Rung
@@ -144,3 +145,22 @@ def samples(seed: int, factor: float = 1.0, shift: float = 0.0) -> dict[tuple[st
 def test_means_and_variances_that_stand_out_are_named(factor: float, shift: float, what: str) -> None:
     for seed in range(4):
         assert _standing_out(samples(seed), samples(100 + seed, factor, shift), Tolerance().absolute) == what
+
+
+@pytest.mark.parametrize("kinds", [{}, {("output", "masked"): torch.full((64, 8), -torch.inf, dtype=torch.float64)}])
+def test_what_is_not_finite_hides_nothing_and_is_compared_itself(kinds: dict[Key, Tensor]) -> None:
+    """Such as masked scores, in eager too; a mean over NaN would stand out nowhere."""
+    eager, same = samples(1) | kinds, samples(2) | kinds
+    assert not _apart([eager, same], Tolerance())
+    assert _apart([eager, samples(2, 1.6) | kinds], Tolerance()) == "the variance of output y"
+    same["output", "y"][3, 4] = torch.nan
+    assert _apart([eager, same], Tolerance()) == "whether output y has NaN or infinities"
+
+
+def test_every_step_of_a_period_is_compared() -> None:
+    """A batch of another size has code of its own."""
+    batches = tuple(SampleBatch((torch.ones(rows, 6),), torch.zeros(rows).long()) for rows in (5, 4))
+    built = build(ModelProgram(lambda dtype: drawing.Stochastic().to(dtype), batches), "inference")
+    nothing: Any = SimpleNamespace(eager=SimpleNamespace(starts=()))
+    found = [of_step["output", "output"].shape for of_step in _samples(built, nothing, 0, float)]
+    assert [tuple(shape) for shape in found] == [(96, 15), (96, 12)]

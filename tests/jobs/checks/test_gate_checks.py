@@ -42,20 +42,29 @@ TWICE = {"global": 32, "micro": 8}
         ({}, {"parallel": {"tp": 2}}, [("parallel.tp", 1, "2, or another compile.gate")]),
         ({"parallel": {"dp_shard": 2}}, {}, [("parallel.dp_shard", 2, "1, or another compile.gate")]),
         ({}, {"parallel": {"pp": 2}}, [("parallel.pp", 1, "2, or another compile.gate")]),
-        ({"parallel": {"pp": 2}}, {}, []),  # whether a whole model stands for its stages, only ranks know
-        ({"parallel": {"pp": 2}}, {"parallel": {"pp": 2}}, []),
+        ({"parallel": {"pp": 2}}, {"shapes": [16]}, []),  # whether a whole model stands for its stages, only ranks know
+        ({"parallel": {"pp": 2}}, {"parallel": {"pp": 2}, "shapes": [16]}, []),
+        ({}, {"shapes": [8, 16]}, [("batch.micro", 64, "forwards of 8 or 16, or a compile job with shapes of [64]")]),
         (
             {"parallel": {"pp": 2}, "pipeline": {"schedule": "gpipe"}},
-            {"parallel": {"pp": 2}},
+            {"parallel": {"pp": 2}, "shapes": [16]},
             [("pipeline.schedule", "gpipe", "1f1b, or another compile.gate")],
         ),
         (
             {"parallel": {"dp_shard": 2}, "batch": TWICE},
-            {"parallel": {"dp_shard": 2}},
+            {"parallel": {"dp_shard": 2}, "shapes": [8]},
             [("sharding.reshard", "never", "always, or another compile.gate")],
         ),
-        ({"parallel": {"dp_shard": 2}, "batch": TWICE}, {"parallel": {"dp_shard": 2}, "micro_batches": 2}, []),
-        ({"parallel": {"tp": 2}, "batch": TWICE}, {"parallel": {"tp": 2}}, []),  # there is nothing to reshard
+        (
+            {"parallel": {"dp_shard": 2}, "batch": TWICE},
+            {"parallel": {"dp_shard": 2}, "micro_batches": 2, "shapes": [8]},
+            [],
+        ),
+        (
+            {"parallel": {"tp": 2}, "batch": TWICE},
+            {"parallel": {"tp": 2}, "shapes": [8]},
+            [],
+        ),  # there is nothing to reshard
         (
             {"compile": {"train": True, "inference": True, "gate": A}},
             {"phases": ["train"]},

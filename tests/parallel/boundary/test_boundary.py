@@ -22,7 +22,7 @@ from service.parallel.boundary import (
     StepWatch,
 )
 from service.parallel.boundary.holders import holders_of, read_again_of
-from service.parallel.boundary.lifetimes import address_of, held_by_output, located
+from service.parallel.boundary.lifetimes import NOWHERE, CallCounter, address_of, held_by_output, located
 
 
 class Marks:
@@ -335,3 +335,19 @@ def missed_and_others() -> list[set[int]]:
 
 def test_what_a_function_that_runs_reads_again_is_known_by_its_memory() -> None:
     assert missed_and_others() == [set(), set()]
+
+
+@pytest.mark.parametrize("layout", ["sparse", "nested"])
+def test_a_tensor_without_a_storage_of_its_own_is_counted_and_not_watched(layout: str) -> None:
+    """Such as the edges of a graph, or sequences of several lengths, whose shape is a symbol of their own."""
+    parts = [torch.ones(rows, 3) for rows in (2, 4)]
+    tensors = [
+        torch.eye(3).to_sparse() if layout == "sparse" else torch.nested.nested_tensor(parts, layout=torch.jagged)
+        for _ in range(2)
+    ]
+    counter, results = CallCounter(), LiveResults()
+    calls = {counter.add("net", len, each) for each in tensors}
+    assert [call.shape for call in calls] == ["[3, 3]" if layout == "sparse" else "[2, -1, 3]"]
+    results.note(Origin("net", CallSite("x.py", 1, "f"), 0), tensors)
+    assert address_of(tensors[0]) == NOWHERE
+    assert results.alive() == ()
