@@ -39,8 +39,8 @@ class CutOffPooling(Pooling):
 class Decaying(ModelProgram):
     """Takes a part off each parameter that has a gradient, be it zero."""
 
-    def _parts(self, modules: Mapping[str, nn.Module], dtype: torch.dtype) -> Parts:
-        parts = super()._parts(modules, dtype)
+    def _parts(self, modules: Mapping[str, nn.Module], dtype: torch.dtype, group: str) -> Parts:
+        parts = super()._parts(modules, dtype, group)
         for group in parts.optimizers[0].param_groups:
             group["weight_decay"] = 1.0
         return parts
