@@ -27,7 +27,7 @@ class Unreachable(TrivetError):  # noqa: N818 - reads as the finding it is
 
     def after(self, seconds: float) -> Unreachable:
         """Return the same error with the time spent on the call."""
-        return Unreachable(self.url, f"{self.reason}; tried for {seconds:.0f} s", sent=self.sent)
+        return Unreachable(self.url, f"{self.reason}; tried for {seconds:.0f} s", sent=self.sent, passes=self.passes)
 
 
 class Refused(TrivetError):  # noqa: N818

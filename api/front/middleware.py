@@ -113,7 +113,7 @@ def is_known(host: str, names: frozenset[str]) -> bool:
     return True
 
 
-_ONCE = ("host", "authorization", "content-type", "idempotency-key")
+_ONCE = ("host", "authorization", "content-type", "content-encoding", "idempotency-key")
 """Headers of which a proxy in front may use another one than the service, where there are two."""
 
 
@@ -133,7 +133,7 @@ class PlainHeads(HttpMiddleware):
     def _refusal(self, headers: Headers) -> tuple[int, str] | None:
         if (twice := next((name for name in _ONCE if len(headers.getlist(name)) > 1), None)) is not None:
             return 400, f"the request has more than one header {twice.title()}"
-        host, encoding = headers.get("host", ""), headers.get("content-encoding", "identity")
+        host, encoding = headers.get("host", ""), headers.get("content-encoding") or "identity"
         if not is_known(host, self._names):
             return 421, f"this service is not called {host[:200]!r}; its names are set by {ENV_PREFIX}ALLOWED_HOSTS"
         if encoding.lower() != "identity":

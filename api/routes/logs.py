@@ -86,7 +86,8 @@ async def get_job_logs(
 ) -> Any:
     """Log lines, oldest first; a live stream follows with every rank's lines, and takes no filter."""
     filters = {"rank": rank, "stream": stream, "attempt": attempt, "q": q, "level": level, "tail": tail}
-    for name in filters if wants_stream(request) else ("attempt",) if after is not None else ():
+    start = stream_id("after", after)
+    for name in filters if wants_stream(request) else ("attempt",) if start != BEGINNING else ():
         if filters[name] is not None:
             raise refuse(
                 name, "a live stream has every line, and so have the lines after an event", filters[name], "none"
@@ -96,7 +97,6 @@ async def get_job_logs(
         cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
         return sse.respond(hub, key, cursor, {job.id: job.state}, types=_LOGS, single=True)
     wanted = LineFilter(rank, stream, None if q is None else q.casefold(), level)
-    start = stream_id("after", after)
     if start != BEGINNING:
         lines = await run_in_threadpool(_last, _since(store, job.id, start), wanted, tail)
     elif tail is not None:

@@ -153,7 +153,8 @@ def resolve(value: Any, reference: Callable[[str], Any], named: Callable[[str], 
 
 def source_line(node: Any) -> str:
     """Return ``file.py:line`` of the innermost frame that the export recorded of a node of its graph; empty if none."""
-    frames = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines() if "File " in line]
+    lines = map(str.strip, str(node.meta.get("stack_trace") or "").splitlines())
+    frames = [line for line in lines if line.startswith('File "')]
     if not frames:
         return ""
     file, line = frames[-1].split(", ")[:2]

@@ -86,7 +86,7 @@ def test_a_service_is_ready_whatever_name_its_certificate_has(tmp_path: Path) ->
     """Its own socket answers; nobody could at this address."""
     service = LocalService(Settings(data=tmp_path), ServiceTimes(ready_within_s=9), url="https://0.0.0.0:1")
     with UnixStreamServer(str(tmp_path / "api.sock"), Ready) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         with pytest.raises(StartError, match="there is no key"):
             service._wait_until_ready()
         server.shutdown()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from service.formats.exported import METADATA, ExportedError, read_exported
+from service.formats.exported import METADATA, ExportedError, read_exported, source_line
 from service.jobs.plugins import CheckContext
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.submission.check import check
@@ -83,3 +84,8 @@ def test_a_file_of_another_kind_is_refused_when_a_job_is_submitted(tmp_path: Pat
     assert problems("inference") == [("phases", "the module was exported for inference only")]
     assert problems("inference", phases=["inference"]) == []
     assert [path for path, _ in problems("inference", phases=["inference"], parallel={"tp": 2})] == ["parallel"]
+
+
+def test_a_line_of_code_that_speaks_of_a_file_is_no_place() -> None:
+    trace = '  File "/home/user/net.py", line 7, in forward\n    x = x + 1.0  # File format of version 2\n'
+    assert source_line(SimpleNamespace(meta={"stack_trace": trace})) == "net.py:7"

@@ -57,7 +57,10 @@ _ELSEWHERE = (
     "TRIVET_KEY"
 )
 """Advice if the service of the working folder does not answer."""
-_UNTRUSTED = "If this is the right service: set TRIVET_CA_CERT to its certificate, or to that of its authority"
+_UNTRUSTED = (
+    "If this is the right service: set TRIVET_CA_CERT to its certificate, or to that of its authority, and TRIVET_URL "
+    "to an address with a name that it has"
+)
 
 
 def _one_form(context: typer.Context, wanted: bool) -> bool:

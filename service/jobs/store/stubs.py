@@ -307,7 +307,7 @@ def set_member(project: str, owner: str, role: str) -> int:
 
 @script("delete_project", "api")
 def delete_project(project: str) -> int:
-    """Forget a project that has no jobs, no uploads and no keys."""
+    """Forget a project that has no jobs, uploads, keys, accounts or webhooks."""
 
 
 @script("add_upload", "api")

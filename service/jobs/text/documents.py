@@ -178,7 +178,7 @@ def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
     inside: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         inside = [each for pair in node.value for each in pair]
-        _check_names([name for name, _ in node.value if isinstance(name, yaml.ScalarNode)])
+        _check_names([name for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.value != "<<"])
     elif isinstance(node, yaml.SequenceNode):
         inside = node.value
     known[id(node)] = count = 1 + sum(_values(each, known) for each in inside)

@@ -6,11 +6,12 @@ same samples at the same step. Nothing is downloaded.
 
 from service.models.data.checked import digest_of_labels, load, may_ignore, without_ignored
 from service.models.data.order import BatchOrder, open_feed
-from service.models.data.sources import Dataset, Samples, Split
+from service.models.data.sources import Dataset, Loader, Samples, Split
 
 __all__ = [
     "BatchOrder",
     "Dataset",
+    "Loader",
     "Samples",
     "Split",
     "digest_of_labels",

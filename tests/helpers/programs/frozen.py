@@ -41,8 +41,8 @@ class Decaying(ModelProgram):
 
     def _parts(self, modules: Mapping[str, nn.Module], dtype: torch.dtype, group: str) -> Parts:
         parts = super()._parts(modules, dtype, group)
-        for group in parts.optimizers[0].param_groups:
-            group["weight_decay"] = 1.0
+        for settings in parts.optimizers[0].param_groups:
+            settings["weight_decay"] = 1.0
         return parts
 
 

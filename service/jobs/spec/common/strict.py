@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 DISAGREEMENT = "disagreement"
@@ -42,12 +42,20 @@ class Strict(BaseModel):
 @cache
 def _numbers(model: type[BaseModel]) -> frozenset[str]:
     """Return the fields, as they are written, that take numbers and no truth values."""
-    taken = {field.alias or name: list(_types_in(field.annotation)) for name, field in model.model_fields.items()}
-    return frozenset(name for name, types in taken.items() if (int in types or float in types) and bool not in types)
+    fields = {field.alias or name: (field.annotation, *field.metadata) for name, field in model.model_fields.items()}
+    types = {name: [each for part in parts for each in _types_in(part)] for name, parts in fields.items()}
+    return frozenset(
+        name for name, taken in types.items() if (int in taken or float in taken) and not any(map(_may_be_truth, taken))
+    )
 
 
 def _types_in(annotation: Any) -> Iterator[Any]:
-    """Yield a type and those that it is made of."""
+    """Yield a type and what it is made of."""
     yield annotation
     for inner in get_args(annotation):
         yield from _types_in(inner)
+
+
+def _may_be_truth(part: Any) -> bool:
+    """Return whether a part of a type takes true or false, or a validator of its own decides."""
+    return part is bool or part is Any or isinstance(part, (bool, BeforeValidator, PlainValidator, WrapValidator))
