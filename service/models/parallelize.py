@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -231,7 +232,7 @@ def fingerprint(
     family = FAMILIES.provided[config.family]
     if family.distribution != HOUSE:
         fields["model.package"] = f"{family.distribution} {family.version}"
-        fields["model.sources"] = sources_of(FAMILIES.function(config.family))
+        fields["model.sources"] = sources_of(family.declaration.function)
     if isinstance(config, PackagedConfig):
         fields["model.package"] = f"{config.package} {config.package_version}"
     if recipe.is_sharded:
@@ -265,15 +266,18 @@ def environment(parallel: ParallelSpec, device: torch.device) -> Fingerprint:
     return fields | {"torch": torch.__version__, "device": device.type, "architecture": _architecture(device)}
 
 
-def sources_of(function: Callable[..., Any]) -> str:
-    """Return a digest of the Python files of the package that a function comes from: they may change while its version
-    stays.
+def sources_of(function: str) -> str:
+    """Return a digest of the Python files of the package of a declared ``module:name``: they may change while its
+    version stays.
     """
-    package = sys.modules[function.__module__.partition(".")[0]]
-    roots = [Path(place) for place in getattr(package, "__path__", [])]
-    files = {str(file.relative_to(root)): file for root in roots for file in root.rglob("*.py")}
-    files = files or {package.__name__: Path(str(package.__file__))}
-    return hashlib.sha256(b"".join(name.encode() + files[name].read_bytes() for name in sorted(files))).hexdigest()[:16]
+    top = Path(import_module(function.partition(":")[0]).__file__ or os.devnull)
+    while (top.parent / "__init__.py").is_file():
+        top = top.parent
+    digest = hashlib.sha256()
+    for file in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
+        with suppress(OSError):  # an editor's file that leads nowhere is no source
+            digest.update(str(file.relative_to(top)).encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _architecture(device: torch.device) -> str:

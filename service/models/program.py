@@ -176,5 +176,5 @@ def make(config: ProgramConfig, parallel: ParallelSpec, site: Site) -> tuple[Pro
     provided = PROGRAMS.provided[config.name]
     own: Fingerprint = {f"program.{name}": plain(value) for name, value in config.model_dump(mode="json").items()}
     own["program.package"] = f"{provided.distribution} {provided.version}"
-    own["program.sources"] = sources_of(maker)
+    own["program.sources"] = sources_of(provided.declaration.function)
     return maker(config, site), own | environment(parallel, site.device)

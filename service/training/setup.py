@@ -131,10 +131,12 @@ def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> T
     dataset = data.load(spec.data, context.data)
     labels = digest_of_labels(dataset)
     agree({f"the labels that data.source={spec.data.source!r} gives": labels})
-    fingerprints = gate_fingerprints(config, recipe, spec.objective, device)
-    shape = (spec.forward_samples, *dataset.train.take(torch.zeros(1, dtype=torch.int64)).inputs.shape[1:])
-    forwards, stages = spec.micro_batches, spec.stages
-    compile_modes = allowed_modes(spec.compile, fingerprints, context.data, forwards, stages, shape=shape)
+    compile_modes: dict[Phase, str] = {}
+    if spec.compile.gate is not None:
+        fingerprints = gate_fingerprints(config, recipe, spec.objective, device)
+        shape = (spec.forward_samples, *dataset.train.take(torch.zeros(1, dtype=torch.int64)).inputs.shape[1:])
+        forwards, stages = spec.micro_batches, spec.stages
+        compile_modes = allowed_modes(spec.compile, fingerprints, context.data, forwards, stages, shape=shape)
     load_caches(spec.compile, compile_modes, context)
     return TrainingInputs(config, dataset.to(device), compile_modes, recipe, labels, weights)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -94,11 +93,11 @@ def test_other_sources_of_a_package_are_another_program(tmp_path: Path, monkeypa
     (tmp_path / "edited_package" / "__init__.py").write_text("def make(): ...")
     (inner := tmp_path / "edited_package" / "inner.py").write_text("RATE = 1")
     monkeypatch.syspath_prepend(tmp_path)
-    make = importlib.import_module("edited_package").make
-    before = sources_of(make)
-    assert sources_of(make) == before
+    (tmp_path / "edited_package" / ".#inner.py").symlink_to("nowhere")
+    before = sources_of("edited_package.inner:make")
+    assert sources_of("edited_package:make") == before
     inner.write_text("RATE = 2")
-    assert sources_of(make) != before
+    assert sources_of("edited_package:make") != before
 
 
 def test_another_version_of_an_installed_family_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
@@ -27,6 +28,9 @@ _OF_A_MODEL = (
     "sharding",
     "activation_checkpoint",
 )
+
+_FORMER_DEFAULTS: Mapping[str, object] = {"shapes": (16,)}
+"""What specs hold that an older version wrote out."""
 
 
 class Tolerance(Strict):
@@ -120,4 +124,5 @@ class CompileSpec(CommonSpec):
 
     def _says(self, name: str) -> bool:
         """Return whether a field differs from its default; a spec that was written out holds all fields."""
-        return bool(getattr(self, name) != type(self).model_fields[name].default)
+        default = type(self).model_fields[name].default
+        return getattr(self, name) not in (default, _FORMER_DEFAULTS.get(name, default))
