@@ -52,6 +52,7 @@ print(json.dumps({{
     "programs": [each.name for each in all_kinds().programs],
     "on two ranks": refusal(program=allocator, parallel={{"dp_shard": 2}}),
     "with shapes": refusal(program=allocator, shapes=[4]),
+    "written by an older version": refusal(program=allocator, shapes=[16]),
     "both": refusal(program=allocator, model={{"family": "mlp", "in_features": 2, "hidden": [2], "out_features": 2}}),
     "typo": refusal(program={{"name": "allocator", "round": 3}}),
 }}))
@@ -116,5 +117,6 @@ def test_it_is_listed_and_checked_at_submit(answers: dict[str, Any]) -> None:
     assert answers["programs"] == ["exported", "allocator"]
     assert answers["on two ranks"] == ["parallel"]
     assert "shapes describes a model" in answers["with shapes"]
+    assert answers["written by an older version"] == []
     assert "got both" in answers["both"]
     assert "Extra inputs are not permitted" in answers["typo"]
