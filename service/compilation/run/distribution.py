@@ -26,9 +26,7 @@ from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key, spread
 from service.jobs.spec.compile import Tolerance
 
-_JUDGED = frozenset({"loss", "output", "gradient", "buffer"})
-_ROUNDED = frozenset({"gradient", "buffer"})
-"""Kinds of tensors of which some may be nothing but rounding."""
+_JUDGED = frozenset({"loss", "output", "gradient"})
 _PERMUTED = 0xD15
 _FIRST = 10**6
 """A seed beyond those of iterations: eager takes even ones from there on, compiled the others."""
@@ -84,15 +82,15 @@ def differs_in_distribution(
 
 
 def _rounding_only(built: BuiltProgram, baseline: Baseline) -> frozenset[Key]:
-    """Return the gradients and buffers that are nothing but rounding, such as the gradient of the bias of attention's
-    keys: moving the numbers by a few units in the last place changes them, with the same draws. Another kernel rounds
-    differently, with another spread.
+    """Return the gradients that are nothing but rounding, such as that of the bias of attention's keys: moving the
+    numbers by a few units in the last place changes them, with the same draws. Another kernel rounds differently, with
+    another spread.
     """
     if built.phase == "inference" or not baseline.eager.starts:
         return frozenset()
     first = baseline.eager.starts[0]
     one, other = (_step_from(built.restarted(), each, _FIRST) for each in (first, first.nudged(_MOVED)))
-    pairs = ((key, value, other.get(key)) for key, value in one.items() if key[0] in _ROUNDED)
+    pairs = ((key, value, other.get(key)) for key, value in one.items() if key[0] == "gradient")
     return frozenset(key for key, value, moved in pairs if moved is not None and _is_rounding(value, moved))
 
 
@@ -102,12 +100,11 @@ def _is_rounding(value: Tensor, moved: Tensor) -> bool:
 
 
 def _without(rounding: Collection[Key], groups: Sequence[Mapping[Key, Tensor]]) -> list[Mapping[Key, Tensor]]:
-    """Return the samples without what is nothing but rounding, and small beside others of its kind, in all of them."""
+    """Return the samples without gradients that are nothing but rounding, and small beside others, in all of them."""
     small = set(rounding)
     for group in groups:
-        scales = {key: scale_of(each) for key, each in group.items() if key[0] in _ROUNDED}
-        largest = {kind: max((own for key, own in scales.items() if key[0] == kind), default=0.0) for kind in _ROUNDED}
-        small = {key for key in small if key in scales and scales[key] <= SETTINGS.scale_floor * largest[key[0]]}
+        largest = max((scale_of(each) for key, each in group.items() if key[0] == "gradient"), default=0.0)
+        small = {key for key in small if key in group and scale_of(group[key]) <= SETTINGS.scale_floor * largest}
     return [{key: each for key, each in group.items() if key not in small} for group in groups]
 
 
@@ -171,14 +168,11 @@ def _samples(
 
 
 def _step_from(built: BuiltProgram, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
-    """Return the judged results of the next step, from ``start``; a buffer that the program has replaced since is not
-    what ``start`` restores.
-    """
+    """Return the judged results of the next step, from ``start``."""
     if start is not None:
         start.restore(built)
-    tensors, known, buffers = record_step(built, seed).tensors, set(map(id, built.members)), built.buffers
-    judged = {key: each for key, each in tensors.items() if key[0] in _JUDGED and each.numel()}
-    return {key: each for key, each in judged.items() if key[0] != "buffer" or id(buffers[key[1]]) in known}
+    tensors = record_step(built, seed).tensors
+    return {key: each for key, each in tensors.items() if key[0] in _JUDGED and each.numel()}
 
 
 def _standing_out(eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], rounding: float) -> str:
