@@ -54,6 +54,12 @@ def test_a_step_draws_what_its_seed_says() -> None:
     assert first.generators == again.generators
 
 
+def test_buffers_are_no_results_of_a_step() -> None:
+    """Of some the seed changes nothing: the rounding of half precision would stand out among their distributions."""
+    program = sound.SoundProgram(lambda: {"net": nn.Sequential(sound.bare()["net"], nn.BatchNorm1d(sound.CLASSES))})
+    assert {kind for kind, _ in record_step(build(program, "train"), 1).tensors} == {"loss", "output", "gradient"}
+
+
 class Halved(sound.SoundProgram):
     """Is in half precision, whatever it is asked for."""
 
