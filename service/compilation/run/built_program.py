@@ -29,9 +29,7 @@ class StepRecord:
     """The results of one step, as copies on the host of this rank's tensors or parts of them (``sampling``)."""
 
     tensors: dict[Key, Tensor]
-    """By ``(kind, name)``; the kinds are ``loss``, ``output``, ``input``, ``gradient``, and ``buffer`` as the step left
-    it: the next may begin from another state.
-    """
+    """By ``(kind, name)``; the kinds are ``loss``, ``output``, ``input`` and ``gradient``."""
     missing: frozenset[str]
     """Trainable parameters that got no gradient."""
     overwritten: frozenset[str]
@@ -126,7 +124,7 @@ def record_step(built: BuiltProgram, seed: int) -> StepRecord:
         step = built.step()
     generators = drawn(device)
     left = {name: after for name, (_, after) in step.inputs.items()}
-    by_kind = {"loss": step.losses, "output": step.outputs, "input": left, "buffer": built.buffers}
+    by_kind = {"loss": step.losses, "output": step.outputs, "input": left}
     tensors = copies_to_compare((kind, name, value) for kind, of in by_kind.items() for name, value in of.items())
     missing = {name for name in built.trainable if ("gradient", name) not in gradients}
     return StepRecord(

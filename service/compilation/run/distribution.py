@@ -3,14 +3,14 @@
 Two groups of samples, eager's and the rung's, count as one distribution if no statistic of theirs stands out among
 those of groups drawn from both at random (a permutation test, which assumes nothing about the distribution). The
 statistics are, for each tensor, the distances of the means, of the second moments, and of the products with the loss
-and outputs. None of these shows a gradient that used other draws than its forward, so for some seeds the slope
-of the loss along its gradients is compared too.
+and outputs, each over what is finite, and of how often there is NaN or an infinity. None of these shows a gradient that
+used other draws than its forward, so for some seeds the slope of the loss along its gradients is compared too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -26,9 +26,8 @@ from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key, spread
 from service.jobs.spec.compile import Tolerance
 
-_JUDGED = frozenset({"loss", "output", "gradient", "buffer"})
-_ROUNDED = frozenset({"gradient", "buffer"})
-"""Kinds of tensors of which some may be nothing but rounding."""
+_JUDGED = frozenset({"loss", "output", "gradient"})
+_NOT_FINITE = {"NaN": torch.isnan, "+inf": torch.isposinf, "-inf": torch.isneginf}
 _PERMUTED = 0xD15
 _FIRST = 10**6
 """A seed beyond those of iterations: eager takes even ones from there on, compiled the others."""
@@ -84,15 +83,15 @@ def differs_in_distribution(
 
 
 def _rounding_only(built: BuiltProgram, baseline: Baseline) -> frozenset[Key]:
-    """Return the gradients and buffers that are nothing but rounding, such as the gradient of the bias of attention's
-    keys: moving the numbers by a few units in the last place changes them, with the same draws. Another kernel rounds
-    differently, with another spread.
+    """Return the gradients that are nothing but rounding, such as that of the bias of attention's keys: moving the
+    numbers by a few units in the last place changes them, with the same draws. Another kernel rounds differently, with
+    another spread.
     """
     if built.phase == "inference" or not baseline.eager.starts:
         return frozenset()
     first = baseline.eager.starts[0]
     one, other = (_step_from(built.restarted(), each, _FIRST) for each in (first, first.nudged(_MOVED)))
-    pairs = ((key, value, other.get(key)) for key, value in one.items() if key[0] in _ROUNDED)
+    pairs = ((key, value, other.get(key)) for key, value in one.items() if key[0] == "gradient")
     return frozenset(key for key, value, moved in pairs if moved is not None and _is_rounding(value, moved))
 
 
@@ -102,12 +101,11 @@ def _is_rounding(value: Tensor, moved: Tensor) -> bool:
 
 
 def _without(rounding: Collection[Key], groups: Sequence[Mapping[Key, Tensor]]) -> list[Mapping[Key, Tensor]]:
-    """Return the samples without what is nothing but rounding, and small beside others of its kind, in all of them."""
+    """Return the samples without gradients that are nothing but rounding, and small beside others, in all of them."""
     small = set(rounding)
     for group in groups:
-        scales = {key: scale_of(each) for key, each in group.items() if key[0] in _ROUNDED}
-        largest = {kind: max((own for key, own in scales.items() if key[0] == kind), default=0.0) for kind in _ROUNDED}
-        small = {key for key in small if key in scales and scales[key] <= SETTINGS.scale_floor * largest[key[0]]}
+        largest = max((scale_of(each) for key, each in group.items() if key[0] == "gradient"), default=0.0)
+        small = {key for key in small if key in group and scale_of(group[key]) <= SETTINGS.scale_floor * largest}
     return [{key: each for key, each in group.items() if key not in small} for group in groups]
 
 
@@ -115,15 +113,20 @@ def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance) -> str:
     eager, compiled = groups[0], _without_zeros(groups[1], groups[0])
     if eager.keys() != compiled.keys():
         return f"{' '.join(next(iter(eager.keys() ^ compiled.keys())))}, which only one of both has,"
-    odd = next((key for key in eager if not torch.equal(_odd_in(eager[key]), _odd_in(compiled[key]))), None)
-    if odd is not None:  # which no mean would show
-        return f"whether {' '.join(odd)} has NaN or infinities"
-    return _standing_out(eager, compiled, tolerance.absolute) if eager else ""
+    fixed = (f"{what} of {' '.join(key)}" for key in eager for what in _fixed_apart(eager[key], compiled[key]))
+    return next(fixed, "") or (_standing_out(eager, compiled, tolerance.absolute) if eager else "")
 
 
-def _odd_in(samples: Tensor) -> Tensor:
-    """Return, by element, whether any sample has no finite number there."""
-    return ~samples.isfinite().all(0)
+def _fixed_apart(eager: Tensor, compiled: Tensor) -> Iterator[str]:
+    """Yield what no seed changes on either side, in some element, and is not the same on both. Of numbers with a
+    fraction this is only whether they are finite: the rest may be rounding.
+    """
+    fixed = {f"the rate of {name}": (test(eager), test(compiled)) for name, test in _NOT_FINITE.items()}
+    if not (eager.is_floating_point() or compiled.is_floating_point()):
+        fixed["the value"] = eager, compiled
+    for what, (one, other) in fixed.items():
+        if ((one == one[0]).all(0) & (other == other[0]).all(0) & (one[0] != other[0])).any():
+            yield what
 
 
 def _slopes_apart(eager: BuiltProgram, compiled: BuiltProgram, baseline: Baseline, first: int) -> str:
@@ -161,7 +164,8 @@ def _samples(
         for of_step in rows:
             for key, value in _step_from(built, start, first + 2 * number).items():
                 every = max(1, value.numel() // ELEMENTS)
-                of_step.setdefault(key, []).append(value.flatten()[::every][:ELEMENTS].double())
+                exact = torch.float64 if value.is_floating_point() else value.dtype
+                of_step.setdefault(key, []).append(value.flatten()[::every][:ELEMENTS].to(exact, copy=True))
         number += 1
         began = began or time.process_time()  # without the compilations of the first step
         if number == FEWEST // 2:
@@ -171,21 +175,17 @@ def _samples(
 
 
 def _step_from(built: BuiltProgram, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
-    """Return the judged results of the next step, from ``start``; a buffer that the program has replaced since is not
-    what ``start`` restores.
-    """
+    """Return the judged results of the next step, from ``start``."""
     if start is not None:
         start.restore(built)
-    tensors, known, buffers = record_step(built, seed).tensors, set(map(id, built.members)), built.buffers
-    judged = {key: each for key, each in tensors.items() if key[0] in _JUDGED and each.numel()}
-    return {key: each for key, each in judged.items() if key[0] != "buffer" or id(buffers[key[1]]) in known}
+    tensors = record_step(built, seed).tensors
+    return {key: each for key, each in tensors.items() if key[0] in _JUDGED and each.numel()}
 
 
 def _standing_out(eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], rounding: float) -> str:
     """Return the tensor whose statistic is larger for the two groups than for any drawn at random; or nothing."""
     generator = torch.Generator().manual_seed(_PERMUTED)
-    both = {key: torch.cat([eager[key], compiled[key]]).nan_to_num(0.0, 0.0, 0.0) for key in eager}
-    moments = _moments(both, RELATED)
+    moments = _moments({key: torch.cat([eager[key], compiled[key]]).double() for key in eager}, RELATED)
     sizes = len(next(iter(eager.values()))), len(next(iter(compiled.values())))
     labels = _labels(sizes, PERMUTATIONS, generator)
     statistics = torch.stack([_statistic(each, labels, rounding) for each in moments.values()])
@@ -198,15 +198,29 @@ def _standing_out(eager: Mapping[Key, Tensor], compiled: Mapping[Key, Tensor], r
 
 def _moments(values: Mapping[Key, Tensor], most: int) -> dict[tuple[Key, str], Tensor]:
     """Return the moments to average of each tensor, (samples, numbers), in units of its own spread."""
-    units = {key: (each - each.mean(0)) / (each.std(0) + each.abs().mean() + 1e-300) for key, each in values.items()}
+    units = {key: _in_units(torch.where(each.isfinite(), each, torch.nan)) for key, each in values.items()}
     shown = torch.cat([each for (kind, _), each in units.items() if kind != "gradient"] or [*units.values()], dim=1)
     shown = shown[:, torch.linspace(0, shown.shape[1] - 1, min(most, shown.shape[1])).long()]
     found: dict[tuple[Key, str], Tensor] = {}
     for key, each in units.items():
-        found[key, "the mean"] = each
-        found[key, "the variance"] = each.square()
-        found[key, "the relation to outputs"] = (each[:, :most, None] * shown[:, None, :]).flatten(1)
+        found[key, "the mean"] = _centered(each)
+        found[key, "the variance"] = _centered(each.square())
+        found[key, "the relation to outputs"] = _centered((each[:, :most, None] * shown[:, None, :]).flatten(1))
+        found |= {(key, f"the rate of {name}"): test(values[key]).double() for name, test in _NOT_FINITE.items()}
     return found
+
+
+def _in_units(each: Tensor) -> Tensor:
+    """Return the distances from the mean in units of the spread; NaN stands for what is left out."""
+    apart = each - each.nanmean(0)
+    return apart / (apart.square().nanmean(0).sqrt() + each.abs().nanmean() + 1e-300)
+
+
+def _centered(moment: Tensor) -> Tensor:
+    """Return the distances from the mean, which differ between groups as the moment does, with 0 for what is left out:
+    it moves neither group.
+    """
+    return (moment - moment.nanmean(0)).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _labels(sizes: tuple[int, int], permutations: int, generator: torch.Generator) -> Tensor:

@@ -39,6 +39,10 @@ def copies_to_compare(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, T
 
 def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
     local = local_part(value)
+    if local.is_nested:
+        parts = local.unbind()
+        yield (kind, f"{name} (sizes)"), torch.tensor([each.shape for each in parts])
+        local = torch.cat([each.flatten() for each in parts]) if parts else torch.zeros(0, dtype=local.dtype)
     if local.layout is not torch.strided:
         local = local.to_dense()
     if local.is_complex():

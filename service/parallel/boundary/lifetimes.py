@@ -228,7 +228,9 @@ def held_by_output(
 
 
 def _shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return its shape, with -1 for the dimension in which the parts of a nested tensor differ: each has its own."""
+    """Return its shape, with -1 where the parts of a nested tensor may differ; a strided one does not tell where."""
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return (-1,) * tensor.dim()
     return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
 
 

@@ -148,13 +148,48 @@ def test_means_and_variances_that_stand_out_are_named(factor: float, shift: floa
 
 
 @pytest.mark.parametrize("kinds", [{}, {("output", "masked"): torch.full((64, 8), -torch.inf, dtype=torch.float64)}])
-def test_what_is_not_finite_hides_nothing_and_is_compared_itself(kinds: dict[Key, Tensor]) -> None:
+def test_what_is_not_finite_hides_nothing(kinds: dict[Key, Tensor]) -> None:
     """Such as masked scores, in eager too; a mean over NaN would stand out nowhere."""
-    eager, same = samples(1) | kinds, samples(2) | kinds
-    assert not _apart([eager, same], Tolerance())
+    eager = samples(1) | kinds
+    assert not _apart([eager, samples(2) | kinds], Tolerance())
     assert _apart([eager, samples(2, 1.6) | kinds], Tolerance()) == "the variance of output y"
-    same["output", "y"][3, 4] = torch.nan
-    assert _apart([eager, same], Tolerance()) == "whether output y has NaN or infinities"
+
+
+def with_rates(seed: int, rates: dict[float, float]) -> dict[Key, Tensor]:
+    """Return samples with each of these values at random, so often in each element."""
+    found = samples(seed)
+    for number, (value, rate) in enumerate(rates.items()):
+        drawn = torch.rand(found["output", "y"].shape, generator=torch.Generator().manual_seed(1000 * seed + number))
+        found["output", "y"][drawn < rate] = value
+    return found
+
+
+def test_what_is_not_finite_as_often_on_both_sides_passes() -> None:
+    """However rare: an element in which only one side has any is no fault."""
+    for seed, rate in enumerate((0.001, 0.01, 0.1)):
+        rates = {torch.nan: rate, torch.inf: rate}
+        assert not _apart([with_rates(seed, rates), with_rates(100 + seed, rates)], Tolerance())
+
+
+@pytest.mark.parametrize(("eager", "compiled", "what"), [
+    ({torch.inf: 1.0}, {-torch.inf: 1.0}, "+inf"),
+    ({torch.nan: 1.0}, {torch.inf: 1.0}, "NaN"),
+    ({torch.nan: 0.1}, {torch.nan: 0.4}, "NaN"),
+    ({torch.inf: 0.2}, {-torch.inf: 0.2}, "-inf"),
+])  # fmt: skip
+def test_what_is_not_finite_otherwise_is_named(
+    eager: dict[float, float], compiled: dict[float, float], what: str
+) -> None:
+    found = _apart([with_rates(1, eager), with_rates(2, compiled)], Tolerance())
+    assert found == f"the rate of {what} of output y"
+
+
+def test_whole_numbers_that_no_seed_changes_are_compared_exactly() -> None:
+    """In units of their size, the distance of these would be less than rounding."""
+    eager, same, other = (samples(seed) | {("output", "n"): torch.full((64, 1), value)} for seed, value in (
+        (1, 100_000), (2, 100_000), (3, 100_001)))  # fmt: skip
+    assert not _apart([eager, same], Tolerance())
+    assert _apart([eager, other], Tolerance()) == "the value of output n"
 
 
 def test_every_step_of_a_period_is_compared() -> None:

@@ -265,6 +265,18 @@ def test_both_parts_of_complex_numbers_are_compared(size: int) -> None:
         assert not verdict(looked_at[2][key], value, None).passed
 
 
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_are_compared_by_their_numbers_and_the_sizes_of_their_parts(layout: torch.layout) -> None:
+    """Those of other parts may have the same numbers."""
+    parts = ([*torch.arange(6.0).split_with_sizes(rows)] for rows in ([2, 4], [3, 3]))
+    nested = (torch.nested.nested_tensor(each, layout=layout) for each in parts)
+    one, other = (copies_to_compare([("output", "z", each)]) for each in nested)
+    assert torch.equal(one["output", "z"], torch.arange(6.0))
+    assert torch.equal(one["output", "z"], other["output", "z"])
+    assert one["output", "z (sizes)"].tolist() == [[2], [4]]
+    assert other["output", "z (sizes)"].tolist() == [[3], [3]]
+
+
 def test_another_computation_in_float64_is_told_from_rounding() -> None:
     eager, truth = sample(2)
     assert comparable(eager, truth)

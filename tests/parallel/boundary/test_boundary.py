@@ -337,17 +337,25 @@ def test_what_a_function_that_runs_reads_again_is_known_by_its_memory() -> None:
     assert missed_and_others() == [set(), set()]
 
 
-@pytest.mark.parametrize("layout", ["sparse", "nested"])
-def test_a_tensor_without_a_storage_of_its_own_is_counted_and_not_watched(layout: str) -> None:
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.jagged])
+def test_a_tensor_without_a_storage_of_its_own_is_counted_and_not_watched(layout: torch.layout) -> None:
     """Such as the edges of a graph, or sequences of several lengths, whose shape is a symbol of their own."""
-    parts = [torch.ones(rows, 3) for rows in (2, 4)]
-    tensors = [
-        torch.eye(3).to_sparse() if layout == "sparse" else torch.nested.nested_tensor(parts, layout=torch.jagged)
-        for _ in range(2)
-    ]
+    tensors = [torch.eye(3).to_sparse() if layout is torch.sparse_coo else nested(layout) for _ in range(2)]
     counter, results = CallCounter(), LiveResults()
     calls = {counter.add("net", len, each) for each in tensors}
-    assert [call.shape for call in calls] == ["[3, 3]" if layout == "sparse" else "[2, -1, 3]"]
+    assert [call.shape for call in calls] == ["[3, 3]" if layout is torch.sparse_coo else "[2, -1, 3]"]
     results.note(Origin("net", CallSite("x.py", 1, "f"), 0), tensors)
     assert address_of(tensors[0]) == NOWHERE
     assert results.alive() == ()
+
+
+def nested(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(rows, 3) for rows in (2, 4)], layout=layout)
+
+
+def test_a_nested_tensor_of_one_storage_is_counted_and_watched() -> None:
+    """It has no sizes to ask for."""
+    counter, results, result = CallCounter(), LiveResults(), nested(torch.strided)
+    assert counter.add("net", len, result).shape == "[-1, -1, -1]"
+    results.note(Origin("net", CallSite("x.py", 1, "f"), 0), [result])
+    assert len(results.alive()) == 1
