@@ -130,11 +130,19 @@ def record_step(built: BuiltProgram, seed: int) -> StepRecord:
     return StepRecord(
         tensors | gradients,
         frozenset(missing if built.phase == "train" else ()),
-        frozenset(name for name, pair in step.inputs.items() if not torch.equal(*map(local_part, pair))),
+        frozenset(name for name, pair in step.inputs.items() if _is_changed(*pair)),
         sum(backwards),
         generators,
         drew=generators != fresh,
     )
+
+
+def _is_changed(before: Tensor, after: Tensor) -> bool:
+    one, other = local_part(before), local_part(after)
+    if not one.is_nested and one.layout is torch.strided:
+        return not torch.equal(one, other)
+    copies = [copies_to_compare([("input", "", each)]) for each in (one, other)]  # torch.equal takes no others
+    return copies[0].keys() != copies[1].keys() or not all(map(torch.equal, copies[0].values(), copies[1].values()))
 
 
 def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:

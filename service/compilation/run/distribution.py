@@ -3,8 +3,9 @@
 Two groups of samples, eager's and the rung's, count as one distribution if no statistic of theirs stands out among
 those of groups drawn from both at random (a permutation test, which assumes nothing about the distribution). The
 statistics are, for each tensor, the distances of the means, of the second moments, and of the products with the loss
-and outputs, each over what is finite, and of how often there is NaN or an infinity. None of these shows a gradient that
-used other draws than its forward, so for some seeds the slope of the loss along its gradients is compared too.
+and outputs, each over what is finite, and of how often there is NaN or an infinity. A few of these stand out among no
+statistics, so a tensor that has them for some seeds on one side alone is named at once. None of this shows a gradient
+that used other draws than its forward, so for some seeds the slope of the loss along its gradients is compared too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from service.jobs.spec.compile import Tolerance
 
 _JUDGED = frozenset({"loss", "output", "gradient"})
 _NOT_FINITE = {"NaN": torch.isnan, "+inf": torch.isposinf, "-inf": torch.isneginf}
+_BY_CHANCE = 8
+"""From so many seeds on, NaN or an infinity on one side alone is no chance: it would be one of 256, twice."""
 _PERMUTED = 0xD15
 _FIRST = 10**6
 """A seed beyond those of iterations: eager takes even ones from there on, compiled the others."""
@@ -76,7 +79,7 @@ def differs_in_distribution(
         by_step = (_apart(_without(rounding, groups), tolerance) for groups in zip(*sides, strict=True))
         found = next(filter(None, by_step), "")
         if not agree(float(bool(found))):
-            found = _slopes_apart(eager, compiled, baseline, first)
+            found = _slopes_apart(eager, compiled, baseline, first, agree)
         if not agree(float(bool(found))):
             break
     return found, seeds
@@ -113,8 +116,24 @@ def _apart(groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance) -> str:
     eager, compiled = groups[0], _without_zeros(groups[1], groups[0])
     if eager.keys() != compiled.keys():
         return f"{' '.join(next(iter(eager.keys() ^ compiled.keys())))}, which only one of both has,"
-    fixed = (f"{what} of {' '.join(key)}" for key in eager for what in _fixed_apart(eager[key], compiled[key]))
+    tests = (_sizes_apart, _fixed_apart, _kinds_apart)
+    fixed = (
+        f"{what} of {' '.join(key)}" for test in tests for key in eager for what in test(eager[key], compiled[key])
+    )
     return next(fixed, "") or (_standing_out(eager, compiled, tolerance.absolute) if eager else "")
+
+
+def _sizes_apart(eager: Tensor, compiled: Tensor) -> Iterator[str]:
+    if eager.shape[1:] != compiled.shape[1:]:
+        yield "the size"
+
+
+def _kinds_apart(eager: Tensor, compiled: Tensor) -> Iterator[str]:
+    """Yield what is not finite in samples of one side alone, if in many."""
+    for name, test in _NOT_FINITE.items():
+        counts = [int(test(side).flatten(1).any(1).sum()) for side in (eager, compiled)]
+        if min(counts) == 0 and max(counts) >= _BY_CHANCE:
+            yield f"the rate of {name}"
 
 
 def _fixed_apart(eager: Tensor, compiled: Tensor) -> Iterator[str]:
@@ -129,13 +148,15 @@ def _fixed_apart(eager: Tensor, compiled: Tensor) -> Iterator[str]:
             yield what
 
 
-def _slopes_apart(eager: BuiltProgram, compiled: BuiltProgram, baseline: Baseline, first: int) -> str:
+def _slopes_apart(
+    eager: BuiltProgram, compiled: BuiltProgram, baseline: Baseline, first: int, agree: Callable[[float], float]
+) -> str:
     """Name the slope of the loss along its gradients if it differs from eager's; empty if not, or not known."""
     if eager.phase == "inference" or not baseline.eager.starts:
         return ""
     seeds = (range(first + own, first + own + 2 * SLOPES, 2) for own in range(2))
     found = [
-        slopes(each, baseline.eager.starts[0], own, _step_from)
+        slopes(each, baseline.eager.starts[0], own, _step_from, agree)
         for each, own in zip((eager, compiled), seeds, strict=True)
     ]
     known = [each for each in found if each is not None]
@@ -169,9 +190,18 @@ def _samples(
         number += 1
         began = began or time.process_time()  # without the compilations of the first step
         if number == FEWEST // 2:
-            each = agree(time.process_time() - began) / (number - 1) / torch.get_num_threads()
+            each = agree((time.process_time() - began) / (number - 1) / torch.get_num_threads())
             wanted = min(SEEDS, max(FEWEST, int(BUDGET_S / max(each, 1e-9))))
-    return [{key: torch.stack(each) for key, each in of_step.items() if len(each) == number} for of_step in rows]
+    return [{key: _rows_of(each) for key, each in of_step.items() if len(each) == number} for of_step in rows]
+
+
+def _rows_of(samples: Sequence[Tensor]) -> Tensor:
+    """Return a row for each seed: its numbers, or how many, their mean and mean square, if not all have as many."""
+    if len({len(each) for each in samples}) == 1:
+        return torch.stack([*samples])
+    doubles = [each.double() for each in samples]
+    numbers = ([each.new_tensor(len(each)), each.mean(), each.square().mean()] for each in doubles)
+    return torch.stack([torch.stack(each) for each in numbers])
 
 
 def _step_from(built: BuiltProgram, start: Snapshot | None, seed: int) -> dict[Key, Tensor]:
@@ -240,7 +270,9 @@ def _statistic(moment: Tensor, labels: Tensor, rounding: float) -> Tensor:
     return (apart - rounding).clamp_min(0.0).square().mean(1).sqrt()
 
 
-def slopes(built: BuiltProgram, start: Snapshot, seeds: Iterable[int], record: Recorded) -> Tensor | None:
+def slopes(
+    built: BuiltProgram, start: Snapshot, seeds: Iterable[int], record: Recorded, agree: Callable[[float], float]
+) -> Tensor | None:
     """Return, in a row for each seed, the change of the first step's loss along its gradients, as a part of the
     predicted one.
 
@@ -256,7 +288,8 @@ def slopes(built: BuiltProgram, start: Snapshot, seeds: Iterable[int], record: R
             for seed in seeds:
                 here = record(built.restarted(), start, seed)
                 moved, said = _along_gradients(built, start, here)
-                there = record(built.restarted(), moved, seed) if said else here
+                # All ranks run what one of them needs: a stage without the loss predicts no change.
+                there = record(built.restarted(), moved, seed) if agree(abs(said)) else here
                 found.append((_loss(there) - _loss(here)) / said if said else torch.ones((), dtype=torch.float64))
     except Exception as error:
         raise_host_fault(error)

@@ -53,6 +53,8 @@ class Comparison:
     """The distance between two eager runs, as a fraction of the tensor's scale."""
     is_noisy: bool = False
     """Whether that is too far to tell right from wrong."""
+    is_unlike: bool = False
+    """Whether it has another shape or type."""
     stale_by: int = 0
     """How many iterations old the value is, where it is eager's of an earlier one."""
 
@@ -113,8 +115,9 @@ def _judge(
     """Judge a result by its :func:`_figures`, which an empty one, or one of another shape or type, has not."""
     result, oracle = pair
     found = None if figures is None else _distances(figures, result.numel(), oracle)
-    problem = _unlike(result, oracle.eager) or ("" if found else _otherwise_infinite(result, oracle.eager))
-    if problem:
+    if problem := _unlike(result, oracle.eager):
+        return Comparison(*key, iteration, math.inf, math.inf, None, problem, is_unlike=True)
+    if problem := "" if found else _otherwise_infinite(result, oracle.eager):
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
     found = found or _finite_distances(result, oracle, tolerance)
     if found is None:
@@ -209,7 +212,9 @@ def _judge_running_on(
     key: Key, iteration: int, pair: tuple[Tensor, Oracle], tolerance: Tolerance, figures: list[float]
 ) -> Comparison:
     (result, oracle), (lost, others, numbers, squares, largest) = pair, figures
-    if problem := _unlike(result, oracle.eager) or (_LOST if lost else _OTHER if others else ""):
+    if problem := _unlike(result, oracle.eager):
+        return Comparison(*key, iteration, math.inf, math.inf, None, problem, is_unlike=True)
+    if problem := _LOST if lost else _OTHER if others else "":
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
     if not numbers or not oracle.scale:
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 
 from service.compilation.program.model import ModelProgram, SampleBatch
+from service.compilation.run.assessment import Assessment
 from service.compilation.run.built_program import BuiltProgram, build, record_step
-from service.compilation.run.distribution import _apart, _samples, _standing_out, slopes
+from service.compilation.run.distribution import _apart, _rows_of, _samples, _standing_out, slopes
+from service.compilation.run.parity import Comparison
 from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key
 from service.compilation.rungs import RUNGS, Rung
@@ -100,7 +103,7 @@ def test_where_a_program_begins_the_loss_changes_along_its_gradients_by_what_the
         start.restore(again)
         return record_step(again, seed).tensors
 
-    found = slopes(built, Snapshot.of(built), range(3), record)
+    found = slopes(built, Snapshot.of(built), range(3), record, float)
     assert found is None if raises else torch.allclose(found, torch.ones(3, 1).double(), atol=0.05)
 
 
@@ -175,13 +178,53 @@ def test_what_is_not_finite_as_often_on_both_sides_passes() -> None:
     ({torch.inf: 1.0}, {-torch.inf: 1.0}, "+inf"),
     ({torch.nan: 1.0}, {torch.inf: 1.0}, "NaN"),
     ({torch.nan: 0.1}, {torch.nan: 0.4}, "NaN"),
-    ({torch.inf: 0.2}, {-torch.inf: 0.2}, "-inf"),
+    ({torch.inf: 0.2}, {-torch.inf: 0.2}, "+inf"),
 ])  # fmt: skip
 def test_what_is_not_finite_otherwise_is_named(
     eager: dict[float, float], compiled: dict[float, float], what: str
 ) -> None:
     found = _apart([with_rates(1, eager), with_rates(2, compiled)], Tolerance())
     assert found == f"the rate of {what} of output y"
+
+
+@pytest.mark.parametrize(("few", "what"), [(5, ""), (9, "the rate of NaN of output y")])
+def test_a_few_samples_on_one_side_alone_are_named(few: int, what: str) -> None:
+    """Among other statistics they do not stand out."""
+    compiled = samples(2)
+    compiled["output", "y"][:few] = torch.nan
+    assert _apart([samples(1), compiled], Tolerance()) == what
+
+
+def test_results_whose_size_the_seed_changes_are_compared_by_size_and_moments() -> None:
+    rows = _rows_of([torch.tensor([1.0, 3.0]), torch.tensor([2.0])])
+    assert rows.tolist() == [[2, 2, 5], [1, 2, 4]]
+    wide = {("output", "y"): samples(2)["output", "y"].repeat(1, 2)}
+    assert _apart([samples(1), samples(2) | wide], Tolerance()) == "the size of output y"
+
+
+WRONG = Comparison("output", "y", 0, 9.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "excused"),
+    [
+        ([WRONG], True),
+        ([WRONG, Comparison("buffer", "mean", 1, 9.0, 1.0)], True),
+        ([Comparison("buffer", "mean", 1, 9.0, 1.0)], False),  # all that it comes from is right
+        ([WRONG, Comparison("output", "z", 0, inf, inf, note="shape (3,) instead of (5,)", is_unlike=True)], False),
+    ],
+)
+def test_only_what_draws_may_change_is_excused(
+    monkeypatch: pytest.MonkeyPatch, wrong: list[Comparison], excused: bool
+) -> None:
+    monkeypatch.setattr(Assessment, "_differing_draws", lambda *_: "")
+    case, eager = SimpleNamespace(rung=SimpleNamespace(decomposes=True)), SimpleNamespace(random=True)
+    nothing: Any = None
+    given: Any = nothing, case, SimpleNamespace(eager=eager), SimpleNamespace(agree=float)
+    assessment = Assessment(*given, comparisons=wrong)
+    assessment._excuse_draws(nothing, nothing)
+    assert assessment.redrawn is excused
+    assert all(each.passed for each in assessment.comparisons) is excused
 
 
 def test_whole_numbers_that_no_seed_changes_are_compared_exactly() -> None:
