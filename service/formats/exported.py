@@ -26,6 +26,7 @@ GETITEM = "getitem"
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 NAMES = frozenset((*DTYPES, "strided", "contiguous_format", "preserve_format", "channels_last", "channels_last_3d"))
 _OPERATOR = re.compile(r"aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 _TENSOR = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _PRIVATE = frozenset(("_softmax", "_log_softmax", "_to_copy", "_unsafe_view"))
 _OF_MEMORY = frozenset(("from_file", "set", "set_", "set_data", "pin_memory", "record_stream", "data_ptr"))
@@ -153,9 +154,5 @@ def resolve(value: Any, reference: Callable[[str], Any], named: Callable[[str], 
 
 def source_line(node: Any) -> str:
     """Return ``file.py:line`` of the innermost frame that the export recorded of a node of its graph; empty if none."""
-    lines = map(str.strip, str(node.meta.get("stack_trace") or "").splitlines())
-    frames = [line for line in lines if line.startswith('File "')]
-    if not frames:
-        return ""
-    file, line = frames[-1].split(", ")[:2]
-    return f"{Path(file.removeprefix('File ').strip(chr(34))).name}:{line.removeprefix('line ')}"
+    frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""

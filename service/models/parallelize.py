@@ -270,13 +270,13 @@ def sources_of(function: str) -> str:
     """Return a digest of the Python files of the package of a declared ``module:name``: they may change while its
     version stays.
     """
-    top = Path(import_module(function.partition(":")[0]).__file__ or os.devnull)
-    while (top.parent / "__init__.py").is_file():
-        top = top.parent
+    package = import_module(function.partition(":")[0].partition(".")[0])
+    roots = [*getattr(package, "__path__", [])] or [package.__file__ or os.devnull]
     digest = hashlib.sha256()
-    for file in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
-        with suppress(OSError):  # an editor's file that leads nowhere is no source
-            digest.update(str(file.relative_to(top)).encode() + file.read_bytes())
+    for root in map(Path, roots):
+        for file in sorted(root.rglob("*.py")) or [root]:
+            with suppress(OSError):  # an editor's file that leads nowhere is no source
+                digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

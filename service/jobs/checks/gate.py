@@ -119,16 +119,14 @@ def _known(spec: TrainSpec | RunSpec | CompileSpec) -> dict[str, str | int | boo
 
 def _samples(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
     """Compare the samples of a forward. Another mesh, and a batch that does not divide, are problems of their own."""
-    share, rest = divmod(spec.batch.global_, spec.parallel.dp)
-    samples, forwards = spec.forward_samples, spec.micro_batches
-    if samples in checked.shapes or rest or share % forwards or spec.parallel.dp != checked.parallel.dp:
+    samples, ranks, micro = spec.forward_samples, spec.parallel.dp, spec.batch.micro
+    divides = samples * spec.micro_batches * ranks == spec.batch.global_ and micro in (None, samples)
+    if samples in checked.shapes or not divides or ranks != checked.parallel.dp:
         return
     seen = " or ".join(map(str, checked.shapes))
     message = f"a forward takes {samples} of its samples, and the gate's job checked forwards of {seen}"
-    fitting = [each for each in checked.shapes if share % each == 0 and (share == each) == (forwards == 1)]
-    other = f"a batch.micro of {' or '.join(map(str, fitting))}, or " if fitting else ""
-    path = "batch.micro" if fitting else "batch.global"
-    yield Problem(path, message, samples, f"{other}a compile job with shapes of [{samples}]")
+    path, got = ("batch.global", spec.batch.global_) if micro is None else ("batch.micro", micro)
+    yield Problem(path, message, got, f"forwards of {seen}, or a compile job with shapes of [{samples}]")
 
 
 def _models(spec: TrainSpec, ours: ModelConfig | None, theirs: ModelConfig | None) -> Iterator[Problem]:

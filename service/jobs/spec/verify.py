@@ -14,7 +14,9 @@ from service.jobs.spec.model import ModelRef, jobs_of
 
 
 def _refuse_rounded(value: Any) -> Any:
-    """Refuse an integer that float64 would round: its every digit may matter."""
+    """Refuse an integer that float64 would round, whose every digit may matter, and true and false for 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("float_type", "Input should be a valid number")
     if isinstance(value, int) and 2**53 < abs(value) < 2**1023 and int(float(value)) != value:
         message = "{value} is between two float64 numbers, the nearer of which is {nearest}"
         raise PydanticCustomError("rounded_number", message, {"value": str(value), "nearest": str(int(float(value)))})

@@ -166,6 +166,9 @@ def check_json(value: Any, path: str) -> None:
         raise NotJsonError(f"{path} is a {type(value).__name__} of YAML; expected text, a number, true, false or null")
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
     """Return the number of values of a node, with aliases expanded. ``known`` has the numbers of counted nodes,
     and ``None`` for the nodes around this one.
@@ -178,7 +181,7 @@ def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
     inside: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         inside = [each for pair in node.value for each in pair]
-        _check_names([name for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.value != "<<"])
+        _check_names([name for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.tag != _MERGE])
     elif isinstance(node, yaml.SequenceNode):
         inside = node.value
     known[id(node)] = count = 1 + sum(_values(each, known) for each in inside)

@@ -44,12 +44,13 @@ TWICE = {"global": 32, "micro": 8}
         ({}, {"parallel": {"pp": 2}}, [("parallel.pp", 1, "2, or another compile.gate")]),
         ({"parallel": {"pp": 2}}, {"shapes": [16]}, []),  # whether a whole model stands for its stages, only ranks know
         ({"parallel": {"pp": 2}}, {"parallel": {"pp": 2}, "shapes": [16]}, []),
-        ({}, {"shapes": [8, 16]}, [("batch.global", 64, "a compile job with shapes of [64]")]),
+        ({}, {"shapes": [8, 16]}, [("batch.global", 64, "forwards of 8 or 16, or a compile job with shapes of [64]")]),
         (
             {"batch": {"global": 64, "micro": 16}},
-            {"shapes": [8, 24]},
-            [("batch.micro", 16, "a batch.micro of 8, or a compile job with shapes of [16]")],
+            {"shapes": [8]},
+            [("batch.micro", 16, "forwards of 8, or a compile job with shapes of [16]")],
         ),
+        ({"batch": {"global": 10, "micro": 4}}, {"shapes": [8]}, [("batch.micro", 4, "a divisor of 10")]),
         (
             {"parallel": {"pp": 2}, "pipeline": {"schedule": "gpipe"}},
             {"parallel": {"pp": 2}, "shapes": [16]},

@@ -12,6 +12,7 @@ from service.jobs.spec.compile import CompileSpec, Tolerance
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.model import FromSafetensors, MlpConfig
 from service.jobs.spec.objective import Certified, CrossEntropy
+from service.jobs.spec.verify import Robustness
 
 FILE = "file_" + "0a" * 32
 MLP = {"family": "mlp", "in_features": 64, "hidden": [8], "out_features": 10}
@@ -118,3 +119,9 @@ def test_coarse_arithmetic_is_judged_by_a_wider_tolerance_unless_one_is_said() -
     assert permitted(precision={"param": "bf16"}) == Tolerance(absolute=1e-3, ratio=3)
     assert permitted(precision={"param": "bf16"}, tolerance=said) == Tolerance.model_validate(said)
     assert permitted(tolerance=said) == Tolerance.model_validate(said)
+
+
+@pytest.mark.parametrize("change", [{"eps": True}, {"clip": [False, True]}])
+def test_true_is_no_number_of_a_property(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="a valid number"):
+        Robustness.model_validate({"data": {"source": "digits"}, "eps": 0.1, **change})
