@@ -30,7 +30,7 @@ from service.jobs.spec.compile import Tolerance
 _JUDGED = frozenset({"loss", "output", "gradient"})
 _NOT_FINITE = {"NaN": torch.isnan, "+inf": torch.isposinf, "-inf": torch.isneginf}
 _BY_CHANCE = 8
-"""From so many seeds on, NaN or an infinity on one side alone is no chance: it would be one of 256, twice."""
+"""The seeds from which on NaN or an infinity on one side alone is no chance, which would be one in 256, twice."""
 _PERMUTED = 0xD15
 _FIRST = 10**6
 """A seed beyond those of iterations: eager takes even ones from there on, compiled the others."""
