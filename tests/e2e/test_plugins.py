@@ -195,7 +195,7 @@ def test_an_installed_program_is_compile_checked_and_trained_as_its_gate_allows(
 
 
 def test_a_program_that_hangs_ends_with_the_line_at_which_it_stands(extended: Service) -> None:
-    job = extended.wait(extended.submit({"kind": "train", "program": "stuck", "steps": 3, "stall_s": 10})["id"])
+    job = extended.wait(extended.submit({"kind": "train", "program": "stuck", "steps": 3, "stall_s": 30})["id"])
     assert job["state"] == "failed"
     assert "train (waiting.py:19)" in job["error"]["message"], job["error"]
 

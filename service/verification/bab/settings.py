@@ -228,8 +228,8 @@ class InvpropSettings:
     A weight of 1 on a row is the share ``pressure`` of an entry's width for the margin that the whole box lacks, of
     which ``least_lacking`` counts at least. A layer whose open entries gain less than the share ``least_layer_gain``
     of their widths is not tightened again, and no layer is unless the last round brought the share
-    ``least_margin_gain`` of the margin that the whole box lacks. ``batches`` are entries whose ends are bounded
-    together.
+    ``least_margin_gain`` of the margin that the whole box lacks; all layers are where a proof is in sight at the pace
+    of that round. ``batches`` are entries whose ends are bounded together.
     """
 
     optimiser: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(20, slope_step=0.1))

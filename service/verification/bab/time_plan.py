@@ -38,10 +38,11 @@ class TimePlan:
     ``optimising`` of the time that is left, or ``optimising_in_turns`` beside another search, even if that is longer
     than a turn. A layer may take ``optimised_layer`` times its share of the work, but not if that is too little for a
     few iterations, each of which is assumed to cost ``passes_per_iteration`` passes without a gradient. Later times, by
-    branch and bound and by INVPROP, each may take the share ``refining``, and no more than went by, but INVPROP always
-    ``quick_seconds``. Where the share ``worthwhile`` of the relaxations was no longer needed, the next time follows at
-    once and is ``lengthening`` times as long. Several ranks that search together do what one does in ``quick_seconds``
-    in a part of them, and so is everything that follows: see :meth:`divided`.
+    branch and bound and by INVPROP, each may take the share ``refining``, and no more than went by until they were due,
+    but INVPROP always ``quick_seconds``, and as long as the search has taken for what it is about to prove. Where the
+    share ``worthwhile`` of the relaxations was no longer needed, the next time follows at once and is ``lengthening``
+    times as long. Several ranks that search together do what one does in ``quick_seconds`` in a part of them, and so is
+    everything that follows: see :meth:`divided`.
 
     Linear programs: a round solves them for ``program_seconds``, whose end other domains wait for.
     """
@@ -98,9 +99,12 @@ class TimePlan:
         """Return when branch and bound for intermediate bounds must be over in a search that took ``seconds``."""
         return now + min(seconds, self.refining * (deadline - now))
 
-    def invprop_deadline(self, now: float, deadline: float, seconds: float) -> float:
-        """Return when INVPROP must be over, for all disjuncts, in a search that took ``seconds``."""
-        return now + min(max(seconds, self.quick_seconds), self.refining * (deadline - now))
+    def invprop_deadlines(self, now: float, deadline: float, seconds: float, taken: float) -> tuple[float, float]:
+        """Return when INVPROP must be over, for all disjuncts, in a search that planned it after ``seconds`` and has
+        ``taken`` as long by now: the first where no proof is in sight, the second where one is.
+        """
+        usual, most = max(seconds, self.quick_seconds), self.refining * (deadline - now)
+        return now + min(usual, most), now + min(max(usual, taken), most)
 
     def optimising_deadline(self, now: float, until: float, deadline: float) -> float:
         """Return when relaxations must be optimised in a search whose turn ends at ``until``."""

@@ -189,6 +189,21 @@ def test_a_search_that_supposes_failure_at_once_decides_as_it_should(monkeypatch
     assert supposed
 
 
+def test_a_search_supposes_failure_until_the_proof_that_is_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No layer gains enough by itself for a second round, but the margin comes closer to a proof with each."""
+    rounds, tighten = list[int](), Invprop.tighten
+    monkeypatch.setattr(Invprop, "tighten", lambda *given: (rounds.append(len(given[3])), tighten(*given))[1])
+    net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
+    centre = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lower, upper = centre - 0.7, centre + 0.7
+    alone = replace(AT_ONCE.activations, invprop=InvpropSettings(least_layer_gain=1.0))
+    model = replace(model_from(net, 3), settings=replace(AT_ONCE, activations=alone))
+    least = exact_minimum(net, lower, upper, ROWS[0])
+    finding, _ = searched(model, specification_of(lower, upper, ROWS[:1], [least - 1e-3], [0]), seconds=1000)
+    assert finding.verdict is Verdict.VERIFIED
+    assert rounds == [1, 1]
+
+
 def test_a_search_supposes_nothing_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of disjuncts there may be very many."""
     tick(monkeypatch)

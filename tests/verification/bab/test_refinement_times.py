@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
-from service.verification.bab.activations.refinement_times import RefinementTimes
+from service.verification.bab.activations.refinement_times import MarginPace, RefinementTimes
 from service.verification.bab.time_plan import TimePlan
 
 PLAN = TimePlan(quick_seconds=1.0, quick_share=0.05, spacing=4.0, splitting=0.5)
@@ -68,3 +70,15 @@ def test_what_was_open_before_refinement_says_nothing_of_the_end() -> None:
     times.end(begun=1.0, now=2.0)
     times.note(1, 2.0)
     assert not times.is_about_to_end(1, 2.0)
+
+
+def test_the_pace_of_a_margin_says_when_it_is_proved() -> None:
+    pace = MarginPace(-0.3, before=-0.4, seconds=2.0)
+    assert pace.seconds_to_proof == pytest.approx(6.0)
+    assert pace.has_gained(0.2)
+    assert not pace.has_gained(0.3)
+
+
+@pytest.mark.parametrize("pace", [MarginPace(-0.3), MarginPace(-0.3, -0.3, 2.0), MarginPace(-0.3, -0.2, 2.0)])
+def test_no_proof_is_in_sight_without_a_gain(pace: MarginPace) -> None:
+    assert pace.seconds_to_proof == inf

@@ -3,7 +3,7 @@
 Refinement takes about as long as the search has taken, and the time until the next grows with it. The times are planned
 from the first one on, not from the end of the last: what each takes on any number of ranks would put off all that
 follow. Where the open domains become fewer, and at that pace will be gone before refinement would be over, the search
-goes on instead.
+goes on instead. Rounds of INVPROP gain more the closer they are to a proof, so their pace decides how long they go on.
 """
 
 from __future__ import annotations
@@ -53,3 +53,24 @@ class RefinementTimes:
         # What happens until then is judged by itself: domains that become fewer no more must not put it off for ever.
         self._most, self._over_at = (open_, seconds), seconds + left
         return True
+
+
+@dataclass(frozen=True)
+class MarginPace:
+    """The ``margin`` of a whole box after a round that tightened its bounds, which took ``seconds``, and the one
+    ``before`` it: negative numbers while nothing is proved.
+    """
+
+    margin: float
+    before: float = -inf
+    seconds: float = 0.0
+
+    def has_gained(self, share: float) -> bool:
+        """Return whether the round brought this share of the margin that was lacking."""
+        return self.before * (1 - share) < self.margin
+
+    @property
+    def seconds_to_proof(self) -> float:
+        """How long it takes to a proof if all rounds gain as much as the last one; ``inf`` without a gain."""
+        gain = self.margin - self.before
+        return -self.margin * self.seconds / gain if 0 < gain < inf else inf

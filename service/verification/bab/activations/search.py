@@ -28,7 +28,7 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
 from service.verification.bab.activations.intermediate_bounds import RootBounds, bound_root
 from service.verification.bab.activations.recorded_splits import RecordedSplits
-from service.verification.bab.activations.refinement_times import RefinementTimes
+from service.verification.bab.activations.refinement_times import MarginPace, RefinementTimes
 from service.verification.bab.activations.restarts import FreshTrees
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.activations.staged_objective import dual_objective
@@ -288,30 +288,35 @@ class _ActivationSearch:
 
     def _tighten_by_invprop(self, seconds: float) -> None:
         """Tighten the bounds that the domains of each open disjunct share."""
-        until = self.time.invprop_deadline(time.monotonic(), self.until, seconds)
-        disjuncts = self._open_disjuncts()
+        now, disjuncts = time.monotonic(), self._open_disjuncts()
+        until, most = self.time.invprop_deadlines(now, self.until, seconds, now - self.refinement.started)
         for index, disjunct in enumerate(disjuncts):
             if self.shared.work.late(self.until):  # with many disjuncts, even one ascent for each takes long
                 break
-            self._tighten_disjunct(disjunct, share_of_rest(time.monotonic(), until, 1, len(disjuncts) - index))
+            now, left = time.monotonic(), len(disjuncts) - index
+            self._tighten_disjunct(disjunct, *(share_of_rest(now, each, 1, left) for each in (until, most)))
         self.shared.invprop.domain_bounds.optimisation.forget()
 
-    def _tighten_disjunct(self, disjunct: Tensor, deadline: float) -> None:
-        """Tighten one disjunct as long as that brings the whole box closer to a proof."""
+    def _tighten_disjunct(self, disjunct: Tensor, deadline: float, most: float) -> None:
+        """Tighten one disjunct as long as that brings the whole box closer to a proof: until ``deadline``, or on all
+        layers until ``most`` while the pace of the last round is enough for a proof by then.
+        """
         # These bounds say nothing about inputs that satisfy the property.
         self.least_proved = min(self.least_proved, 0.0)
-        margin, before = float(self._bound_roots_again(disjunct[None])), -inf
-        invprop = self.shared.invprop
-        preactivations, gain = invprop.preactivations, self.settings.invprop.least_margin_gain
-        # Margins are negative here: the one before, made smaller by the share that a round must gain, is the bar.
-        while before * (1 - gain) < margin <= 0 and preactivations and not self.shared.work.late(deadline):
-            left = invprop.tighten(int(disjunct), margin, preactivations, deadline)
-            if left is None:
+        invprop, late, least = self.shared.invprop, self.shared.work.late, self.settings.invprop.least_margin_gain
+        pace, layers = MarginPace(float(self._bound_roots_again(disjunct[None]))), invprop.preactivations
+        while pace.margin <= 0:
+            is_paced = not pace.has_gained(least) or not layers or late(deadline)
+            if is_paced and late(most - pace.seconds_to_proof):
+                return
+            layers, end = (invprop.preactivations, most) if is_paced else (layers, deadline)
+            begun = time.monotonic()
+            if (gained := invprop.tighten(int(disjunct), pace.margin, layers, end)) is None:
                 self.pool.drop(int(disjunct))
                 self.splits.tree.finish(int(disjunct))
                 return
-            before, preactivations = margin, left
-            margin = float(self._bound_roots_again(disjunct[None]))
+            margin, layers = float(self._bound_roots_again(disjunct[None])), gained
+            pace = MarginPace(margin, pace.margin, time.monotonic() - begun)
 
     def _bound_and_keep_open(self, domains: Domains, settings: OptimiserSettings) -> None:
         """Bound domains, and put those that stay open into the pool, all at the end."""
