@@ -21,6 +21,7 @@ from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Dataset, Split
 from service.models.parallelize import ModelRecipe
+from service.models.registry import outline
 from service.parallel import distributed
 from service.parallel import mesh as meshes
 from service.training.loop import Loop
@@ -58,14 +59,14 @@ def loop_of(row: Row, folder: Path, device: torch.device, *, smoke: bool, steps:
     config = spec.model
     assert isinstance(config, TransformerConfig)
     sequence = SMOKE_SEQUENCE if smoke else SEQUENCE
+    mesh = meshes.build(spec.parallel, device.type)
     inputs = TrainingInputs(
-        config=config,
+        outline=outline(config, mesh.tp),
         dataset=random_tokens(BATCHES * spec.batch.global_, sequence, config.vocab_size, device),
         compile_modes={"train": row.backend(smoke=smoke)} if row.compiled else {},
         recipe=ModelRecipe.from_spec(spec),
         state=torch.bfloat16 if row.bf16_state else torch.float32,
     )
-    mesh = meshes.build(spec.parallel, device.type)
     return Loop(assemble(spec, context, device, mesh, inputs))
 
 
@@ -103,16 +104,16 @@ def measure(row: Row, folder: Path, *, smoke: bool, steps: int, warmup: int, pro
 
 def _figures(loop: Loop, seconds: float) -> dict[str, Any]:
     training = loop.training
-    spec, config = training.spec, training.config
+    spec, config = training.spec, training.outline.config
     assert isinstance(config, TransformerConfig)
     sequence = training.dataset.train.inputs.shape[1]
     tokens_per_s = spec.batch.global_ / spec.parallel.world_size * sequence / seconds
-    matrices = training.parameters - config.vocab_size * config.dim
+    matrices = training.outline.elements - config.vocab_size * config.dim
     flops = (6 * matrices + 12 * config.layers * config.dim * sequence) * tokens_per_s
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
-        "parameters": training.parameters,
+        "parameters": training.outline.elements,
         "step_s": seconds,
         "tokens_per_s": tokens_per_s,
         "tflops": flops / 1e12,

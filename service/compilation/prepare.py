@@ -16,7 +16,7 @@ from service.compilation.run.run_plan import RunPlan, plan_run
 from service.compilation.rungs import Rung
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
-from service.models.reference import resolve_unchecked
+from service.models.reference import read_unchecked
 from service.parallel import distributed
 
 
@@ -47,7 +47,7 @@ def prepare_alone(spec: CompileSpec, context: RunContext, *, begins: bool = Fals
     toolchain = Toolchain(device)
     if begins:
         toolchain.begin()
-    target = target_of(spec, context, device, resolve_unchecked)
+    target = target_of(spec, context, device, read_unchecked)
     plan = replace(plan_run(target.program, spec.steps, spec.permitted, slowest), fullgraph=spec.fullgraph)
     return Prepared(target.program, plan, target.subject, toolchain)
 

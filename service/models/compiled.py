@@ -178,13 +178,7 @@ def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
     ]
     if innermost:
         return tuple(innermost)
-    return tuple(module.blocks.values()) if compiles_blocks(module, sharded=False) else (module,)  # type: ignore[operator]
-
-
-def compiles_blocks(model: nn.Module, *, sharded: bool) -> bool:
-    """Return whether each unit is one of ``model.blocks``, given whether FSDP2 shards them: then a pipeline's stages
-    compile the same graphs as the whole model.
-    """
-    blocks = getattr(model, "blocks", None)
-    alike: bool = getattr(model, "blocks_alike", False)
-    return isinstance(blocks, nn.ModuleDict) and len(blocks) > 0 and (alike or sharded)
+    blocks = getattr(module, "blocks", None)
+    if getattr(module, "blocks_alike", False) and isinstance(blocks, nn.ModuleDict) and len(blocks) > 0:
+        return tuple(blocks.values())
+    return (module,)

@@ -8,7 +8,7 @@ weights are the same for every layout (between kinds of device up to the roundin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import nan, pi, prod
 from typing import Protocol
@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from service.parallel.mesh import SINGLE, Axis, padded
-from service.parallel.tensor.placement import divided, sharded_dimensions, tie, tied_names, unpadded_rows
+from service.parallel.mesh import SINGLE, Axis
+from service.parallel.tensor.placement import ParameterPlace, divided
 
 AT_ONCE = 2**22
 """The elements drawn together: they bound the temporaries, which take some 50 bytes each."""
@@ -128,6 +128,7 @@ def _counters(sizes: tuple[int, ...], first: list[int], shape: tuple[int, ...], 
 
 def materialize(
     model: nn.Module,
+    places: Iterable[ParameterPlace],
     distribution: Callable[[str], Distribution],
     *,
     axis: Axis = SINGLE,
@@ -135,28 +136,22 @@ def materialize(
     device: torch.device,
     seed: int | None,
 ) -> None:
-    """Draw the weights of a model planned on the meta device: this rank's part of each, on ``device``.
+    """Draw the weights of a model planned on the meta device, in its ``places``: this rank's part of each, on
+    ``device``.
 
     A tied parameter is drawn once, under the name of its first place, also for a stage that has only the second.
     Padding is zero. Without a ``seed`` weights are NaN.
     """
-    all_planned, tied, rows = list(sharded_dimensions(model)), tied_names(model), unpadded_rows(model)
-    present = {name for name, _, _ in all_planned}
-    for name, planned, dimension in all_planned:
-        known = tied.get(name, name)
-        if known != name and known in present:
-            continue
-        shape = _global_shape(planned.shape, dimension, axis)
-        key = None if seed is None else key_of(seed, known)
-        part = draw(distribution(known), key, shape, dimension, axis, dtype=dtype, device=device)
-        if name in rows:
-            part[padded(axis, rows[name]).own :] = 0
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, nn.Parameter(part, requires_grad=planned.requires_grad))
-    tie(model)
+    drawn: dict[str, nn.Parameter] = {}
+    for place in sorted(places, key=lambda place: place.name != place.known):  # first places come first
+        owner, _, leaf = place.name.rpartition(".")
+        if place.known not in drawn:
+            key = None if seed is None else key_of(seed, place.known)
+            shape, draws = place.whole(axis), distribution(place.known)
+            part = draw(draws, key, shape, place.dimension, axis, dtype=dtype, device=device)
+            if place.padded is not None:
+                part[place.padded.own :] = 0
+            learns = model.get_parameter(place.name).requires_grad
+            drawn[place.known] = nn.Parameter(part, requires_grad=learns)
+        setattr(model.get_submodule(owner), leaf, drawn[place.known])
     model.to(device=device)
-
-
-def _global_shape(shape: torch.Size, dimension: int | None, axis: Axis) -> tuple[int, ...]:
-    """Return the shape of the whole parameter from ``shape``, that of a rank's part."""
-    return tuple(length * axis.size if index == dimension else length for index, length in enumerate(shape))

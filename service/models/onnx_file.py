@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from service.jobs.files import atomic_draft
 from service.jobs.runtime import RefusedError
 from service.models.data import Dataset
+from service.models.outline import ModelOutline
 from service.models.randomness import seeded
 from service.models.registry import FamilyConfig, build
 from service.torch_internals.table import internal_if_there
@@ -34,15 +35,18 @@ def compared_samples(dataset: Dataset) -> Tensor:
     return samples.take(torch.arange(min(len(samples), _MOST_COMPARED))).inputs
 
 
-def try_onnx(config: FamilyConfig, samples: Tensor) -> None:
-    """Raise :class:`OnnxRefusedError` if a model of this family, of any weights, cannot be written as ONNX."""
+def try_onnx(outline: ModelOutline, dataset: Dataset) -> None:
+    """Raise :class:`OnnxRefusedError` if a model of this outline, of any weights, cannot be written as ONNX."""
+    samples = compared_samples(dataset)
+    size = 4 * outline.state_elements
+    if size > _LARGEST_BYTES:
+        raise _refused(outline.config, f"its weights are {size / 1e9:.1f} GB, and an ONNX file holds 2 GB")
     with tempfile.TemporaryDirectory(prefix="trivet-onnx-") as folder:
-        write_onnx(config, new_model(config), samples, Path(folder) / "model.onnx")
+        write_onnx(outline.config, new_model(outline.config), samples, Path(folder) / "model.onnx")
 
 
 def new_model(config: FamilyConfig) -> nn.Module:
-    """Return a model to be written: in float32, in evaluation mode. Raises :class:`OnnxRefusedError` for its size."""
-    _check_size(config)
+    """Return a model to be written: in float32, in evaluation mode."""
     with seeded(0, "onnx"):
         return build(config, device="cpu").eval()
 
@@ -58,12 +62,6 @@ def write_onnx(config: FamilyConfig, model: nn.Module, samples: Tensor, path: Pa
     with atomic_draft(path) as draft:
         _export(config, model, inputs, draft)
         return max(_difference(config, model, each, draft) for each in (inputs, inputs[:1]))
-
-
-def _check_size(config: FamilyConfig) -> None:
-    size = 4 * sum(tensor.numel() for tensor in build(config, device="meta").state_dict().values())
-    if size > _LARGEST_BYTES:
-        raise _refused(config, f"its weights are {size / 1e9:.1f} GB, and an ONNX file holds 2 GB")
 
 
 def _export(config: FamilyConfig, model: nn.Module, inputs: Tensor, path: Path) -> None:

@@ -41,9 +41,9 @@ from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import PipelineSpec, ShardingSpec, TrainSpec
-from service.models.compiled import CompileMode, apply_compile, compiles_blocks
+from service.models.compiled import CompileMode, apply_compile
+from service.models.outline import ModelOutline
 from service.models.randomness import drawing_from, others
-from service.models.registry import build
 from service.parallel.fsdp import Precision, apply_fsdp, is_static
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import Float8Error, apply_float8
@@ -246,7 +246,7 @@ def fingerprint(
 
 
 def gate_fingerprints(
-    config: ModelConfig, recipe: ModelRecipe, objective: ObjectiveConfig, device: torch.device
+    outline: ModelOutline, recipe: ModelRecipe, objective: ObjectiveConfig, device: torch.device
 ) -> list[Fingerprint]:
     """Return the fingerprints of the gates that a job accepts: of its model in one piece and, with a pipeline, of its
     very stages.
@@ -254,10 +254,10 @@ def gate_fingerprints(
     A pipeline whose model is compiled block by block has the graphs of the model in one piece.
     """
     whole = replace(recipe, pipeline=None)
-    if recipe.pipeline is not None and compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
+    if recipe.pipeline is not None and (outline.blocks_alike or recipe.is_sharded):
         whole = replace(whole, parallel=recipe.parallel.model_copy(update={"pp": 1}))
     recipes = [whole] if recipe.pipeline is None else [whole, recipe]
-    return [fingerprint(config, recipe, device, objective) for recipe in recipes]
+    return [fingerprint(outline.config, recipe, device, objective) for recipe in recipes]
 
 
 def environment(parallel: ParallelSpec, device: torch.device) -> Fingerprint:

@@ -20,7 +20,7 @@ from service.models.held_state import attributes, check_attributes, lost
 from service.models.initialize import Distribution, draw, key_of
 from service.models.randomness import seeded
 from service.parallel.mesh import SINGLE
-from service.parallel.tensor.placement import check_replaceable, state_buffers, tied_names
+from service.parallel.tensor.placement import check_replaceable, global_tensors, state_buffers, tied_names
 
 PLAIN = "blocks.0."
 """The beginning of the module's names of tensors in the model that is made of it."""
@@ -32,17 +32,20 @@ class _Drawn(Protocol):
 
 
 class PlainModel(nn.Module):
-    """The module as the only block of a chain."""
+    """The module as the only block of a chain, with what checkpoints hold of it in ``dtype``."""
 
     before_blocks: tuple[str, ...] = ()
     after_blocks: tuple[str, ...] = ()
     output_axis = SINGLE
 
-    def __init__(self, config: ModelConfig, network: nn.Module) -> None:
+    def __init__(self, config: ModelConfig, network: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleDict({"0": network})
         self.kind = type(network).__name__
+        for _, tensor in global_tensors(self):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.blocks["0"](x)
@@ -50,9 +53,14 @@ class PlainModel(nn.Module):
 
 
 def build_plain(
-    config: ModelConfig, constructor: Callable[[], nn.Module], *, device: torch.device, seed: int
+    config: ModelConfig,
+    constructor: Callable[[], nn.Module],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
 ) -> PlainModel:
-    """Return the model of the module that ``constructor`` makes, on ``device``.
+    """Return the model of the module that ``constructor`` makes, on ``device`` in ``dtype``.
 
     If the module has ``distribution(name)``, its weights are drawn from that. Raises ``ValueError`` with the name of
     what neither ranks nor checkpoints would have in common.
@@ -71,7 +79,7 @@ def build_plain(
         owner, _, leaf = name.rpartition(".")
         delattr(module := network.get_submodule(owner), leaf)
         module.register_buffer(leaf, value, persistent=False)  # which goes where the parameters go
-    return PlainModel(config, network).to(device)
+    return PlainModel(config, network, dtype).to(device)
 
 
 def _constructed(constructor: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -101,10 +109,10 @@ def _check_state(network: nn.Module) -> None:
             raise lost(type(network).__name__, name, what)
 
 
-def check_planned(model: nn.Module) -> None:
+def check_planned(model: nn.Module, *, is_cut: bool) -> None:
     """Raise ``ValueError`` for a tensor of a model planned on the meta device that would never get its values, for a
-    parameter that is divided already, and for what the weights that take the place of the planned ones would leave
-    behind.
+    parameter that is divided already or would get two weights, and for what the weights that take the place of the
+    planned ones would leave behind.
     """
     kind = type(model).__name__
     if spread := [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]:
@@ -120,9 +128,10 @@ def check_planned(model: nn.Module) -> None:
             )
     check_replaceable(model, f"the weights of {kind}, which is planned on the meta device,")
     check_attributes(model)
+    _check_ties(model, is_cut=is_cut)
 
 
-def check_ties(model: nn.Module, *, is_cut: bool) -> None:
+def _check_ties(model: nn.Module, *, is_cut: bool) -> None:
     """Raise ``ValueError`` for a parameter of a planned model in two places, which ``tied`` does not name: each would
     get weights of its own. A module in two places is one, unless a pipeline may cut the model between them.
     """

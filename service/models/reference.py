@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from service.formats.archive import ArchiveError, is_archive
 from service.formats.weights import WeightsFileError, check_foreign, names_of, shapes_of
@@ -19,21 +20,32 @@ from service.jobs.spec.families.packaged import PackagedConfig
 from service.jobs.spec.model import FamilyConfig, FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
 from service.models.full_weights import Weights, WeightsError
-from service.models.plain import PLAIN, PlainModel
-from service.models.registry import build
-from service.parallel.tensor.placement import global_tensors
+from service.models.outline import ModelOutline
+from service.models.plain import PLAIN
+from service.models.registry import outline
 
 _CHECKPOINT_PREFIX = "model."
 _config: TypeAdapter[ModelConfig] = TypeAdapter(FamilyConfig)
 
 
 def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
-    """Return the configuration, and weights if the reference has any: mapped, or read when parts of them are taken.
+    """Return the configuration, and weights by the model's names if the reference has any: mapped, or read when parts
+    of them are taken.
+
+    Raises :class:`WeightsError` when they are not there, have changed since they were written, cannot be read, or are
+    another model's.
+    """
+    config, held = read(reference, data)
+    return config, fit(held, outline(config)) if isinstance(held, UploadedWeights) else held
+
+
+def read(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, HeldWeights]:
+    """Return the configuration, and the weights as they are held, which may yet have to :func:`fit` the model.
 
     Raises :class:`WeightsError` when they are not there, have changed since they were written, or cannot be read.
     """
     check_whole(reference, data)
-    return resolve_unchecked(reference, data)
+    return read_unchecked(reference, data)
 
 
 def check_whole(reference: ModelRef, data: DataLayout) -> None:
@@ -44,16 +56,55 @@ def check_whole(reference: ModelRef, data: DataLayout) -> None:
         _find(data.job(reference.job), reference.step).check()
 
 
-def resolve_unchecked(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
-    """Resolve a reference whose weights another process checks (:func:`check_whole`)."""
+def read_unchecked(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, HeldWeights]:
+    """Read a reference whose weights another process checks (:func:`check_whole`)."""
     if isinstance(reference, FromJob):
         found = _find(data.job(reference.job), reference.step)
         return found.config(), found.read()
     if isinstance(reference, FromSafetensors):
-        return reference.config, _read(data, reference.safetensors, reference.config)
+        return reference.config, _uploaded(data, reference.safetensors, reference.config)
     if isinstance(reference, FromHuggingFace):
         return huggingface.load(reference.huggingface, data)
     return reference, None
+
+
+@dataclass(frozen=True)
+class UploadedWeights:
+    """The tensors of an uploaded file, by the file's own names."""
+
+    file: str
+    tensors: Mapping[str, Tensor]
+
+
+HeldWeights = Weights | UploadedWeights | None
+
+
+def fit(held: HeldWeights, model: ModelOutline) -> Weights | None:
+    """Return weights by the names of the model. Raises :class:`WeightsError` for those of another."""
+    if not isinstance(held, UploadedWeights):
+        return held
+    with _naming(held.file):
+        names = names_of(model.config, held.tensors)
+        if model.is_plain:
+            names = {PLAIN + own.removeprefix(PLAIN): name for own, name in names.items()}
+        weights = {own: held.tensors[name] for own, name in names.items()}
+        repeated = {own: other for own, other in model.elsewhere.items() if own in names}
+        for own, other in repeated.items():
+            if other in names and not torch.equal(weights[own], weights[other]):
+                raise WeightsFileError(f"{own!r} differs from {other!r}, which are one parameter in this model")
+        check_foreign(names, {*model.parameters, *model.buffers, *repeated})
+    return weights
+
+
+@contextmanager
+def _naming(file: str) -> Iterator[None]:
+    """Raise :class:`WeightsError` with the name of an uploaded file that cannot be read, or has no such weights."""
+    try:
+        yield
+    except WeightsFileError as error:
+        raise WeightsError(f"model.safetensors: {file}: {error}") from error
+    except (OSError, SafetensorError, ArchiveError) as error:
+        raise WeightsError(f"model.safetensors: {file} cannot be read: {error}") from error
 
 
 def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[ModelConfig, Weights]:
@@ -138,39 +189,9 @@ def _damaged(paths: JobPaths, file: str) -> WeightsError:
     )
 
 
-def _read(data: DataLayout, file: str, config: ModelConfig) -> Mapping[str, Tensor]:
-    try:
+def _uploaded(data: DataLayout, file: str, config: ModelConfig) -> UploadedWeights:
+    with _naming(file):
         if isinstance(config, PackagedConfig) and is_archive(data.file(file)):
-            held = huggingface.tensors_of(file, data)
-        else:
-            shapes_of(data.file(file))
-            held = load_file(data.file(file))
-        model = build(config, device="meta")
-        names = names_of(config, held)
-        if isinstance(model, PlainModel):
-            names = {PLAIN + own.removeprefix(PLAIN): name for own, name in names.items()}
-        weights = {own: held[name] for own, name in names.items()}
-        check_foreign(names, _parameters(model, weights))
-    except WeightsFileError as error:
-        raise WeightsError(f"model.safetensors: {file}: {error}") from error
-    except (OSError, SafetensorError, ArchiveError) as error:
-        raise WeightsError(f"model.safetensors: {file} cannot be read: {error}") from error
-    return weights
-
-
-def _parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of the model's parameters and buffers, and those of their other places that the weights repeat.
-
-    Raises :class:`WeightsFileError` for weights that differ where the model has one parameter for both.
-    """
-    own = dict(global_tensors(model))
-    first = {id(parameter): name for name, parameter in own.items()}
-    repeated = {
-        name: first[id(parameter)]
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if name not in own and name in weights
-    }
-    for name, other in repeated.items():
-        if other in weights and not torch.equal(weights[name], weights[other]):
-            raise WeightsFileError(f"{name!r} differs from {other!r}, which are one parameter in this model")
-    return own.keys() | repeated.keys()
+            return UploadedWeights(file, huggingface.tensors_of(file, data))
+        shapes_of(data.file(file))
+        return UploadedWeights(file, load_file(data.file(file)))

@@ -13,11 +13,12 @@ from service.jobs.plugins import ModelConfig
 from service.jobs.spec.families import FAMILIES
 from service.models.initialize import Distribution, materialize
 from service.models.modes import begin_training
-from service.models.plain import PlainModel, build_plain, check_planned, check_ties
+from service.models.outline import ModelOutline, read_outline
+from service.models.plain import PlainModel, build_plain, check_planned
 from service.parallel.batch_norm import normalise_over
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
-from service.parallel.tensor.placement import distribute, global_tensors, sharded_dimensions, tie
+from service.parallel.tensor.placement import distribute, places_of
 
 FamilyConfig = ModelConfig
 
@@ -69,36 +70,36 @@ def build(
     if part is None:
         part = Part() if mesh is None else Part(mesh.pp.rank, mesh.pp.size)
     device = torch.device(device)
-    model = _plan_part(config, axis, device, seed or 0, part)
-    if device.type == "meta" or isinstance(model, PlainModel):
-        _convert_to(dtype, model)
-    else:
-        materialize(model, cast(Model, model).distribution, axis=axis, dtype=dtype, device=device, seed=seed)
-    distribute(model, mesh.tp_mesh if mesh is not None else None)
+    model = _plan(config, axis, device, dtype, seed or 0, is_cut=part.stages > 1)
+    cut(cast(Model, model), part)
+    places = places_of(model)
+    if not isinstance(model, PlainModel):
+        draws, seed = cast(Model, model).distribution, None if device.type == "meta" else seed
+        materialize(model, places, draws, axis=axis, dtype=dtype, device=device, seed=seed)
+    elif axis.size > 1 and all(place.dimension is None for place in places):
+        raise ValueError(
+            f"family {config.family!r} builds no chain (an nn.ModuleDict `blocks`, with before_blocks and "
+            f"after_blocks), which is what tensor parallelism divides; expected parallel.tp=1, got {axis.size}"
+        )
+    distribute(model, places, mesh.tp_mesh if mesh is not None else None)
     if mesh is not None:
         normalise_over(model, mesh.dp if config.synchronises else SINGLE)
     begin_training(model)
     return model
 
 
-def _plan_part(config: FamilyConfig, axis: Axis, device: torch.device, seed: int, part: Part) -> nn.Module:
-    """Return the blocks of a part, not yet divided. Parameters in two places are one, and stay it as DTensors too."""
-    model = _planned_or_plain(config, axis, device, seed)
-    if not isinstance(model, PlainModel):
-        check_ties(model, is_cut=part.stages > 1)
-    cut(cast(Model, model), part)
-    tie(model)
-    return model
+def outline(config: FamilyConfig, axis: Axis = SINGLE) -> ModelOutline:
+    """Plan the whole model on the meta device for a rank of the tensor-parallel ``axis``, and return its outline."""
+    model = _plan(config, axis, torch.device("meta"), torch.float32, 0, is_cut=False)
+    return read_outline(model, config, axis)
 
 
-def _convert_to(dtype: torch.dtype, model: nn.Module) -> None:
-    for _, tensor in global_tensors(model):
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtype)
-
-
-def _planned_or_plain(config: FamilyConfig, axis: Axis, device: torch.device, seed: int) -> nn.Module:
-    """Return the planned chain of blocks, or the model of a module that was not written for it, with its values."""
+def _plan(
+    config: FamilyConfig, axis: Axis, device: torch.device, dtype: torch.dtype, seed: int, *, is_cut: bool
+) -> nn.Module:
+    """Return all blocks, not yet divided: planned on the meta device, or a module that was not written for that, with
+    its values in ``dtype``.
+    """
     builder: Builder = FAMILIES.function(config.family)
     construct = partial(builder, config, axis)
     unplanned: Exception | None = None
@@ -108,18 +109,13 @@ def _planned_or_plain(config: FamilyConfig, axis: Axis, device: torch.device, se
     except (NotImplementedError, RuntimeError, TypeError) as error:
         unplanned = error  # of a constructor that looks at values, which only a plain module's may
     if unplanned is None and _is_chain(planned):
-        check_planned(planned)
+        check_planned(planned, is_cut=is_cut)
         return planned
     if unplanned is None and device.type == "meta":
-        return PlainModel(config, planned)
-    model = build_plain(config, construct, device=device, seed=seed)
+        return PlainModel(config, planned, dtype)
+    model = build_plain(config, construct, device=device, dtype=dtype, seed=seed)
     if unplanned is not None and _is_chain(model.blocks["0"]):
         raise unplanned
-    if axis.size > 1 and all(dimension is None for _, _, dimension in sharded_dimensions(model)):
-        raise ValueError(
-            f"family {config.family!r} builds no chain (an nn.ModuleDict `blocks`, with before_blocks and "
-            f"after_blocks), which is what tensor parallelism divides; expected parallel.tp=1, got {axis.size}"
-        )
     return model
 
 

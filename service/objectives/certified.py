@@ -18,12 +18,11 @@ from service.bounds.interval import Interval
 from service.bounds.methods import BoundOptions
 from service.bounds.methods.passes import crown_ibp, ibp, propagate
 from service.bounds.network import Network, Stage, prepare_stage
-from service.jobs.plugins import Features, ModelConfig
+from service.jobs.plugins import Features
 from service.jobs.spec.objective import Certified
 from service.models.registry import build
 from service.objectives.base import Objective, ObjectiveContext
 from service.parallel.batch_norm import normalisations
-from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 
 
@@ -64,6 +63,8 @@ class _CertifiedObjective(Objective):
         self.config, self.context, self.classes = config, context, samples.classes
         self.limits = config.limits(samples.limits)
         self.now = level(config, 0)
+        assert isinstance(context.config.reads, Features)
+        self._entering: list[tuple[int, ...]] = [(context.config.reads.features,)]
 
     def begin(self, step: int) -> None:
         self.now = level(self.config, step)
@@ -74,9 +75,18 @@ class _CertifiedObjective(Objective):
                 f"objective certified: {named[0][0]!r} normalises by the other samples of a batch, which no box holds; "
                 "expected a model without batch normalisation"
             )
-        shape = _input_shape(self.context.config, self.context.mesh, part)
+        shape = self._input_shape(part)
         prepared = prepare_stage(stage, shape, self.context.mesh.tp)
         stage.forward = _BoundedForward(self, stage, prepared, part)
+
+    def _input_shape(self, part: Part) -> tuple[int, ...]:
+        """Return the shape of one instance as it reaches this rank's stage; earlier stages are traced on ``meta``."""
+        while len(self._entering) <= part.stage:
+            x = torch.empty(2, *self._entering[-1], device="meta")
+            before = Part(len(self._entering) - 1, part.stages)
+            leaving = build(self.context.config, self.context.mesh, device="meta", part=before)(x)
+            self._entering.append(tuple(leaving.shape[1:]))
+        return self._entering[part.stage]
 
     def units(self, stage: nn.Module) -> Iterable[nn.Module]:
         """Return no units: bounds go through a stage as one graph, so its parameters are gathered together."""
@@ -159,16 +169,6 @@ def pair_rows(classes: int, like: Tensor) -> Tensor:
     """Return ``e_i − e_j`` for all i and j, ``(1, classes², classes)``."""
     identity = torch.eye(classes, dtype=like.dtype, device=like.device)
     return (identity.unsqueeze(1) - identity.unsqueeze(0)).reshape(1, classes**2, classes)
-
-
-def _input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]:
-    """Return the shape of one instance as it reaches this rank's stage, traced on ``meta``."""
-    reads = config.reads
-    assert isinstance(reads, Features)
-    x = torch.empty(2, reads.features, device="meta")
-    for stage in range(part.stage):
-        x = build(config, mesh, device="meta", part=Part(stage, part.stages))(x)
-    return tuple(x.shape[1:])
 
 
 def certified(config: Certified, context: ObjectiveContext) -> Objective:

@@ -17,7 +17,7 @@ from service.models import WeightsError
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.parallel.distributed import from_first_rank, gather
-from service.parallel.tensor.placement import global_parameters, global_rows, global_tensors
+from service.parallel.tensor.placement import global_parameters, global_tensors
 from service.training.journal import readable_bytes
 from service.training.optimizers import Updater
 from service.training.setup import Training
@@ -118,7 +118,7 @@ class ModelCheckpoints(Checkpoints):
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        rows = _training_rows(training.stages.values(), training.updater)
+        rows = _training_rows(training.outline.rows, training.updater)
         super().__init__(training.spec, training.context, rows)
 
     def load(self, found: Checkpoint | None) -> None:
@@ -134,7 +134,7 @@ class ModelCheckpoints(Checkpoints):
         training.tied.take_up(training.updater.moments)
 
     def about(self, step: int) -> dict[str, Any]:
-        config = self._training.config.model_dump(mode="json")
+        config = self._training.outline.config.model_dump(mode="json")
         return {"model": config, **self._training.origin, _BEHIND: self._behind(step)}
 
     def _behind(self, step: int) -> dict[str, int]:
@@ -222,9 +222,8 @@ def _training_tensors(modules: Iterable[nn.Module], updater: Updater) -> dict[st
     }
 
 
-def _training_rows(modules: Iterable[nn.Module], updater: Updater) -> dict[str, int]:
-    """Return, by the same names, the rows without padding of each padded tensor."""
-    known = {name: rows for module in modules for name, rows in global_rows(module).items()}
+def _training_rows(known: Mapping[str, int], updater: Updater) -> dict[str, int]:
+    """Return, by the same names, the rows without padding of each padded tensor, from those of the parameters."""
     kept = {moment for rule in updater.rules for moment in rule.moments}
     of_moments = {f"{_OPTIMIZER_PREFIX}{moment}.{name}": rows for name, rows in known.items() for moment in kept}
     return {f"{MODEL_PREFIX}{name}": rows for name, rows in known.items()} | of_moments

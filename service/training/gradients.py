@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from service.parallel import collectives
 from service.parallel.distributed import rank_and_size
 from service.parallel.mesh import Mesh
-from service.parallel.tensor.placement import local, tied_names
+from service.parallel.tensor.placement import local
 from service.torch_internals.table import internal
 
 
@@ -97,18 +97,20 @@ class TiedStages:
     group: str = ""
 
     @classmethod
-    def between(cls, stages: Mapping[int, nn.Module], owners: Sequence[int], mesh: Mesh) -> TiedStages:
+    def between(
+        cls, stages: Mapping[int, nn.Module], tied: Mapping[str, str], owners: Sequence[int], mesh: Mesh
+    ) -> TiedStages:
         """Return those among this rank's ``stages`` of a pipeline whose stage s belongs to pipeline rank ``owners[s]``.
+        ``tied`` names the copy of each by the original's.
 
         Every rank of the job calls it, since it may make a group.
         """
-        names = tied_names(next(iter(stages.values()))) if len(owners) > 1 else {}
-        if not names:
+        if not tied or len(owners) == 1:
             return cls()
         first, last = stages.get(0), stages.get(len(owners) - 1)
         return cls(
-            originals=() if first is None else tuple(map(first.get_parameter, names.values())),
-            copies=() if last is None else tuple(map(last.get_parameter, names)),
+            originals=() if first is None else tuple(map(first.get_parameter, tied.values())),
+            copies=() if last is None else tuple(map(last.get_parameter, tied)),
             group=mesh.group_of_stages(owners[0], owners[-1]),
         )
 

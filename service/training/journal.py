@@ -78,8 +78,10 @@ def _data(training: Training) -> str:
 def _model(training: Training) -> str:
     precision = training.spec.precision
     computed = "float8" if precision.float8 else precision.param
-    family = training.config.family
-    return f"{family}, {training.parameters:,} parameters, computed in {computed}{compiled(training.compile_modes)}"
+    family = training.outline.config.family
+    return (
+        f"{family}, {training.outline.elements:,} parameters, computed in {computed}{compiled(training.compile_modes)}"
+    )
 
 
 def _updates(training: Training) -> list[str]:
@@ -144,7 +146,7 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
     """
     seconds = timing.seconds
     samples, tokens = training.spec.batch.global_, training.dataset.train.sequence
-    flop = training.config.flop_per_sample(training.parameters, tokens or 1) * samples
+    flop = training.outline.config.flop_per_sample(training.outline.elements, tokens or 1) * samples
     flops = flop / seconds / training.spec.parallel.world_size
     metrics = {
         "loss": totals.loss,

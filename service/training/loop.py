@@ -67,7 +67,7 @@ class Loop(BaseLoop):
         publish_model(self.training, self.step)
 
     def facts(self) -> dict[str, Any]:
-        return {"parameters": self.training.parameters, "data_sha256": self.training.dataset.sha256}
+        return {"parameters": self.training.outline.elements, "data_sha256": self.training.dataset.sha256}
 
     def check_state(self) -> None:
         check_weights(self.parameters, self.step, self.training.device)
@@ -106,7 +106,7 @@ class Loop(BaseLoop):
             rate = self.spec.optimizer.lr * share
             reduction = self._update(loss, share)
             totals = reduction.read(self.step + 1)
-        if not training.config.synchronises:
+        if not training.outline.config.synchronises:
             for stage in training.stages.values():
                 average_statistics(stage, training.mesh.dp)
         self._report_pipeline()

@@ -26,11 +26,11 @@ from service.training.setup import Training
 def publish_model(training: Training, step: int) -> None:
     """Publish the finished model and the checkpoints that were kept, without a collective."""
     tokenizer = _tokenizer(training)
-    config = training.config.model_dump(mode="json")
+    config = training.outline.config.model_dump(mode="json")
     about = {"config": config, "prefix": _own_prefix(training), **training.origin}
     weights = publish_weights(training.context, step, about)
     if (dtype := training.spec.export.huggingface) is not None:
-        training.context.report.artifact(_export_huggingface(weights, training.config, dtype, tokenizer))
+        training.context.report.artifact(_export_huggingface(weights, training.outline.config, dtype, tokenizer))
     if training.spec.export.onnx:
         _export_onnx(training, weights)
 
@@ -70,9 +70,9 @@ def _export_onnx(training: Training, weights: Path) -> None:
     from service.models.onnx_file import compared_samples, new_model, write_onnx  # noqa: PLC0415 - onnxruntime takes long
 
     path, samples = weights.with_name("model.onnx"), compared_samples(training.dataset)
-    model = new_model(training.config)
+    model = new_model(training.outline.config)
     load_into(model, {_own_prefix(training) + name: tensor for name, tensor in load_file(weights).items()})
-    difference = write_onnx(training.config, model, samples, path)
+    difference = write_onnx(training.outline.config, model, samples, path)
     training.context.report.artifact(path)
     told = f"model.onnx: onnxruntime differs from the module by {difference:.1g} on {len(samples)} samples"
     training.context.report.log(told)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
-from service.jobs.spec.model import ModelConfig, TransformerConfig
+from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.train import TrainSpec
-from service.models import Model, Weights, build, data, load_into
+from service.models import ModelOutline, Weights, data, load_into
 from service.models.compiled import COMPILE_MODES
 from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignore, without_ignored
 from service.models.parallelize import ModelRecipe, gate_fingerprints, keep_when_compiled, parallelize
 from service.models.plain import PlainModel
 from service.models.randomness import seed_all
-from service.models.reference import resolve
+from service.models.reference import fit, read
+from service.models.registry import build, outline
 from service.objectives import Objective, ObjectiveContext, objective_for
 from service.parallel.boundary import StepBoundary
 from service.parallel.collectives import agree
@@ -40,12 +41,13 @@ from service.training.usage import UsageMetrics
 class TrainingInputs:
     """Holds the inputs of a run.
 
-    ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``labels`` is a digest of those in the
-    data set. ``weights`` replace random ones. The gate was read for ``recipe``, which the model gets.
-    ``state`` is the type of parameters, gradients and moments; a spec's precision means float32.
+    ``outline`` is the whole model's, for the mesh of the run. ``compile_modes`` has a name of ``COMPILE_MODES`` for
+    each compiled phase. ``labels`` is a digest of those in the data set. ``weights`` replace random ones. The gate was
+    read for ``recipe``, which the model gets. ``state`` is the type of parameters, gradients and moments; a spec's
+    precision means float32.
     """
 
-    config: ModelConfig
+    outline: ModelOutline
     dataset: Dataset
     compile_modes: dict[Phase, str]
     recipe: ModelRecipe
@@ -58,15 +60,15 @@ class TrainingInputs:
 class Training:
     """Holds the parts of a run on this rank.
 
-    ``stages`` are the rank's pipeline stages by number; without a pipeline there is one. ``parameters`` counts the
-    elements of the whole model. ``origin`` is that of the weights, as checkpoints and exported models record it.
+    ``stages`` are the rank's pipeline stages by number; without a pipeline there is one. ``outline`` is that of the
+    whole model. ``origin`` is that of the weights, as checkpoints and exported models record it.
     """
 
     spec: TrainSpec
     context: RunContext
     device: torch.device
     mesh: Mesh
-    config: ModelConfig
+    outline: ModelOutline
     dataset: Dataset
     order: BatchOrder
     objective: Objective
@@ -77,7 +79,6 @@ class Training:
     engine: Engine
     updater: Updater
     compile_modes: dict[Phase, str]
-    parameters: int
     origin: Mapping[str, Any]
 
     def seed(self, what: str, step: int) -> None:
@@ -94,12 +95,12 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     """
     check_batch(spec)
     mesh = build_mesh(spec.parallel, device.type)
-    inputs = load_inputs(spec, context, device)
+    inputs = load_inputs(spec, context, device, mesh)
     context.report.phase("preparing")
     if spec.export.onnx and context.rank == 0:
-        from service.models.onnx_file import compared_samples, try_onnx  # noqa: PLC0415 - onnxruntime takes long
+        from service.models.onnx_file import try_onnx  # noqa: PLC0415 - onnxruntime takes long
 
-        try_onnx(inputs.config, compared_samples(inputs.dataset))
+        try_onnx(inputs.outline, inputs.dataset)
     return assemble(spec, context, device, mesh, inputs)
 
 
@@ -117,35 +118,41 @@ def check_batch(spec: TrainSpec) -> None:
         )
 
 
-def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device) -> TrainingInputs:
-    """Load weights, data and compiled code that the spec names, and read from the gate what may be compiled."""
+def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh) -> TrainingInputs:
+    """Load weights, data and compiled code that the spec names, outline the model, and read from the gate what may be
+    compiled.
+    """
     assert spec.model is not None and spec.data is not None  # noqa: PT018 - a spec without a program has both
     seed_all(spec.seed, "data")  # alike on all ranks, which must load the same
-    config, weights = resolve(spec.model, context.data)
+    config, held = read(spec.model, context.data)
     if spec.export.huggingface is not None and not isinstance(config, TransformerConfig):
         raise ValueError(
             f"export.huggingface={spec.export.huggingface!r} needs a transformer; "
             f"this model is of family {config.family!r}"
         )
-    recipe = ModelRecipe.from_spec(spec)
     dataset = data.load(spec.data, context.data)
     labels = digest_of_labels(dataset)
     agree({f"the labels that data.source={spec.data.source!r} gives": labels})
+    model = outline(config, mesh.tp)
+    weights = fit(held, model)
+    recipe = ModelRecipe.from_spec(spec)
     compile_modes: dict[Phase, str] = {}
     if spec.compile.gate is not None:
-        fingerprints = gate_fingerprints(config, recipe, spec.objective, device)
+        fingerprints = gate_fingerprints(model, recipe, spec.objective, device)
         shape = (spec.forward_samples, *dataset.train.take(torch.zeros(1, dtype=torch.int64)).inputs.shape[1:])
         forwards, stages = spec.micro_batches, spec.stages
         compile_modes = allowed_modes(spec.compile, fingerprints, context.data, forwards, stages, shape=shape)
     load_caches(spec.compile, compile_modes, context)
-    return TrainingInputs(config, dataset.to(device), compile_modes, recipe, labels, weights)
+    return TrainingInputs(model, dataset.to(device), compile_modes, recipe, labels, weights)
 
 
 def assemble(
     spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh, inputs: TrainingInputs
 ) -> Training:
     """Build the parts of a run over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
-    objective = _build_objective(spec, mesh, inputs.config)
+    assert spec.data is not None
+    asked = ObjectiveContext(inputs.outline.config, spec.data.gives, mesh, inputs.outline.output_axis)
+    objective = objective_for(spec.objective, asked)
     dataset = _count_labels(spec, inputs.dataset, objective)
     schedule = _plan_pipeline(spec)
     owners = (0,) if schedule is None else schedule.owners
@@ -153,25 +160,23 @@ def assemble(
     boundary = StepBoundary({f"stage {number}": stage for number, stage in stages.items()})
     shares = SharesOfLabels(mesh.dp.group) if may_ignore(dataset.train) else SharesOfSamples(spec.batch.global_)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule, shares=shares)
-    whole = build(inputs.config, device="meta")
     tells = mesh.dp.rank == 0 and mesh.tp.rank == 0
     return Training(
         spec=spec,
         context=context,
         device=device,
         mesh=mesh,
-        config=inputs.config,
+        outline=inputs.outline,
         dataset=dataset,
         order=BatchOrder(spec.seed, len(dataset.train), spec.batch.global_),
         objective=objective,
         stages=stages,
-        tied=TiedStages.between(stages, owners, mesh),
+        tied=TiedStages.between(stages, inputs.outline.tied, owners, mesh),
         boundary=boundary,
         usage=UsageMetrics(spec.counters, context, boundary, tells=tells, micro_batches=spec.micro_batches),
         engine=engine,
-        updater=updater_for(spec.optimizer, stages.values(), whole, device),
+        updater=updater_for(spec.optimizer, stages.values(), inputs.outline.parameters, device),
         compile_modes=inputs.compile_modes,
-        parameters=sum(parameter.numel() for parameter in whole.parameters()),
         origin={"parallel": spec.parallel.model_dump(), "data_sha256": dataset.sha256, "labels_sha256": inputs.labels},
     )
 
@@ -202,13 +207,6 @@ def _costs(spec: TrainSpec, inputs: TrainingInputs, stages: Iterable[nn.Module])
         yield f"parallel.dp_shard={spec.parallel.dp_shard}: {type(chains[0]).__name__.removeprefix('FSDP')}: {gathered}"
 
 
-def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:
-    """Build the spec's objective for the outputs of the planned model on this mesh."""
-    assert spec.data is not None
-    planned = cast(Model, build(config, mesh, device="meta", part=Part()))
-    return objective_for(spec.objective, ObjectiveContext(config, spec.data.gives, mesh, planned.output_axis))
-
-
 def _build_stages(
     spec: TrainSpec,
     context: RunContext,
@@ -225,7 +223,7 @@ def _build_stages(
     modes = inputs.compile_modes
     stages = {}
     for part in (Part(stage, len(owners)) for stage, owner in enumerate(owners) if owner == mesh.pp.rank):
-        stage = build(inputs.config, mesh, dtype=inputs.state, device=device, seed=spec.seed, part=part)
+        stage = build(inputs.outline.config, mesh, dtype=inputs.state, device=device, seed=spec.seed, part=part)
         if inputs.weights is not None and spec.resume is None:
             load_into(stage, inputs.weights)
         objective.adapt(stage, part)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from service.parallel.mesh import Axis
-from service.parallel.tensor.placement import sharded_dimensions
+from service.parallel.tensor.placement import places_of
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -18,9 +18,9 @@ def whole(tensor: Tensor) -> Tensor:
 def copy_parts(whole: nn.Module, divided: nn.Module, axis: Axis) -> None:
     """Give the parameters of a rank's module its parts of the whole ones, which have no padding."""
     with torch.no_grad():
-        for name, parameter, dimension in sharded_dimensions(divided):
-            source: Tensor = whole.get_parameter(name)
-            if dimension is not None and axis.size > 1:
-                length = source.shape[dimension] // axis.size
-                source = source.narrow(dimension, axis.rank * length, length)
-            parameter.copy_(source)
+        for place in places_of(divided):
+            source: Tensor = whole.get_parameter(place.name)
+            if place.dimension is not None and axis.size > 1:
+                length = source.shape[place.dimension] // axis.size
+                source = source.narrow(place.dimension, axis.rank * length, length)
+            divided.get_parameter(place.name).copy_(source)

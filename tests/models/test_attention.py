@@ -11,7 +11,7 @@ from service.jobs.spec.model import TransformerConfig
 from service.models.transformer import Attention, Rotary
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import Replicated
-from service.parallel.tensor.placement import sharded_dimensions
+from service.parallel.tensor.placement import places_of
 
 
 def attention(config: TransformerConfig, axis: Axis) -> nn.Module:
@@ -43,7 +43,7 @@ def test_the_parts_of_all_ranks_add_up_to_the_whole(ranks: int, kv_heads: int, b
     torch.testing.assert_close(total, expected)
     total.square().sum().backward()
     for name, parameter in whole.named_parameters():
-        dimension = {each: found for each, _, found in sharded_dimensions(parts[0])}[name]
+        dimension = {place.name: place.dimension for place in places_of(parts[0])}[name]
         gradients = [part.get_parameter(name).grad for part in parts]
         assert all(each is not None for each in gradients)
         joined = sum(gradients) if dimension is None else torch.cat(gradients, dimension)  # type: ignore[arg-type]

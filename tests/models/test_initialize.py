@@ -16,6 +16,7 @@ from service.models import initialize
 from service.models.initialize import Constant, Normal, Uniform, draw, key_of, materialize, random_bits, unit
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+from service.parallel.tensor.placement import places_of
 
 MASK = 2**64 - 1
 SAMPLES = 400_000
@@ -96,7 +97,8 @@ def test_a_model_gets_its_parameters_by_name() -> None:
     def planned(axis: Axis, *names: str) -> nn.ModuleDict:
         kinds = {"first": ColumnParallelLinear(6, 8, axis), "second": RowParallelLinear(8, 4, axis)}
         model = nn.ModuleDict({name: kinds[name] for name in names}).to("meta")
-        materialize(model, lambda _: NORMAL, axis=axis, dtype=torch.float32, device=torch.device("cpu"), seed=5)
+        device, places = torch.device("cpu"), places_of(model)
+        materialize(model, places, lambda _: NORMAL, axis=axis, dtype=torch.float32, device=device, seed=5)
         return model
 
     whole = planned(SINGLE, "first", "second").state_dict()

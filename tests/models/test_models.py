@@ -19,11 +19,12 @@ from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import ConvnetConfig, MlpConfig, TransformerConfig
 from service.models import FamilyConfig, WeightsError, build, load_into
 from service.models.reference import trained
+from service.models.registry import outline
 from service.parallel import checkpoint, mesh
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import PipelineRuntime, Unobserved, Work
 from service.parallel.pipeline.stage import Part
-from service.parallel.tensor.placement import global_parameters, sharded_dimensions
+from service.parallel.tensor.placement import places_of
 from service.schedules import generator
 from service.schedules.schedule import Instruction
 
@@ -38,11 +39,13 @@ CONFIGS = [TRANSFORMER, MLP, CONVNET]
 def test_the_parts_of_every_layout_are_the_whole_of_one_process(config: FamilyConfig, spec: ParallelSpec) -> None:
     wanted = build(config, seed=4).state_dict()
     ranks = [mesh.plan(spec, rank) for rank in range(spec.world_size)]
+    assert outline(config, ranks[-1].tp).parameters == {name: tuple(each.shape) for name, each in wanted.items()}
     parts = [(grid, build(config, grid, seed=4)) for grid in ranks]
     seen = set()
     for pp in range(spec.pp):
         shards = [part for grid, part in parts if grid.pp.rank == pp]
-        for name, _, dimension in sharded_dimensions(shards[0]):
+        for place in places_of(shards[0]):
+            name, dimension = place.name, place.dimension
             tensors = [dict(part.named_parameters())[name].detach() for part in shards]
             joined = tensors[0] if dimension is None else torch.cat(tensors, dimension)
             assert torch.equal(joined, wanted[name]), name
@@ -61,7 +64,7 @@ def test_the_parts_of_every_layout_are_the_whole_of_one_process(config: FamilyCo
     ],
 )
 def test_a_configuration_knows_the_names_of_its_parameters(config: FamilyConfig) -> None:
-    assert sorted(config.parameter_names) == sorted(name for name, _ in global_parameters(build(config, device="meta")))
+    assert sorted(config.parameter_names) == sorted(outline(config).parameters)
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -59,6 +59,7 @@ def compare_structures(folder: str, one_of: int) -> Any:
     from service.jobs.spec.compile import CompileSpec
     from service.jobs.spec.train import TrainSpec
     from service.models.data import Dataset, Split
+    from service.models.registry import outline
     from service.parallel import distributed
     from service.parallel import mesh as meshes
     from service.parallel.tensor import float8
@@ -80,7 +81,9 @@ def compare_structures(folder: str, one_of: int) -> Any:
         mesh = meshes.build(train.parallel, "cpu")
         for mode in MODES:
             modes: Any = {"train": mode} if mode else {}
-            inputs = setup.TrainingInputs(train.model, dataset, modes, setup.ModelRecipe.from_spec(train))  # type: ignore[arg-type]
+            inputs = setup.TrainingInputs(
+                outline(train.model, mesh.tp), dataset, modes, setup.ModelRecipe.from_spec(train)
+            )  # type: ignore[arg-type]
             stages = setup.assemble(train, context, device, mesh, inputs).stages
             run = built_program.build(program, "train", RUNGS[mode] if mode else None)
             trained = [list(structure_of(stage)) for stage in stages.values()]

@@ -192,7 +192,7 @@ def test_what_a_divided_parameter_would_lose_is_named() -> None:
     with pytest.raises(
         ValueError, match=r"'weight' has a hook on its gradient, which the parameters of parallel\.tp do"
     ):
-        distribute(layer, cast(Any, "a mesh"))
+        distribute(layer, (), cast(Any, "a mesh"))
 
 
 @pytest.mark.parametrize("blocks", [nn.ModuleList, lambda layers: nn.ModuleDict({"first": layers[0]})])

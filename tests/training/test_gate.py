@@ -21,6 +21,7 @@ from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
 from service.jobs.spec.train import PipelineSpec, TrainSpec
 from service.models.parallelize import ModelRecipe, fingerprint, gate_fingerprints
+from service.models.registry import outline
 from service.training.gate import (
     GateError,
     allowed_modes,
@@ -107,7 +108,7 @@ def test_what_fsdp_keeps_between_micro_batches_is_part_of_the_configuration(
     publish(data, {"gate": {**PASSED, "fingerprint": of_check}})
     choice, mine = (
         CompileChoice(train=True, gate=GATE),
-        gate_fingerprints(MLP, ModelRecipe.from_spec(job), job.objective, CPU),
+        gate_fingerprints(outline(MLP), ModelRecipe.from_spec(job), job.objective, CPU),
     )
     if field is None:
         assert allowed_modes(choice, mine, data, job.micro_batches) == {"train": "inductor"}
@@ -220,5 +221,5 @@ def test_stages_take_the_gate_of_the_whole_where_blocks_are_compiled_one_by_one(
         {"model": config.model_dump(), "data": {"source": "digits"}, "steps": 1, "parallel": {"pp": 2}, **change}
     )
     checked = fingerprint(config, ModelRecipe(), CPU)
-    found = difference(checked, gate_fingerprints(config, ModelRecipe.from_spec(spec), spec.objective, CPU)[0])
+    found = difference(checked, gate_fingerprints(outline(config), ModelRecipe.from_spec(spec), spec.objective, CPU)[0])
     assert [field for field, _, _ in found] == differing

@@ -17,7 +17,7 @@ from training_runs import MLP, TRANSFORMER, train
 
 from service.jobs.plugins import OptimizerConfig
 from service.jobs.spec.optimizer import OptimizerSpec
-from service.training.optimizers import OptimizerError, updater_for
+from service.training.optimizers import OptimizerError, Updater, updater_for
 
 CPU = torch.device("cpu")
 _specs: TypeAdapter[OptimizerConfig] = TypeAdapter(OptimizerSpec)
@@ -79,6 +79,10 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 9, bias=False), nn.Linear(9, 3)).double()
 
 
+def updater_of(model: nn.Module, fields: dict[str, Any]) -> Updater:
+    return updater_for(_specs.validate_python(fields), [model], dict(model.named_parameters()), CPU)
+
+
 def gradients(model: nn.Module, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
@@ -89,7 +93,7 @@ def gradients(model: nn.Module, step: int) -> None:
 def test_an_optimizer_computes_what_torchs_own_does(name: str) -> None:
     fields, reference = CASES[name]
     own, other = network(), network()
-    updater = updater_for(_specs.validate_python({"lr": 0.01, **fields}), [own], own, CPU)
+    updater = updater_of(own, {"lr": 0.01, **fields})
     updater.prime(0, {})
     theirs = reference(dict(other.named_parameters()))
     bases = [[group["lr"] for group in each.param_groups] for each in theirs]
@@ -108,7 +112,7 @@ def test_an_optimizer_computes_what_torchs_own_does(name: str) -> None:
 def test_updates_that_a_parameter_lacked_are_counted_where_its_rule_counts() -> None:
     own = network()
     weight, bias, last = (dict(own.named_parameters())[name] for name in ("0.weight", "0.bias", "2.bias"))
-    updater = updater_for(_specs.validate_python({"name": "muon", "adamw": ADAMW}), [own], own, CPU)
+    updater = updater_of(own, {"name": "muon", "adamw": ADAMW})
     updater.prime(3, {bias: 1})
     gradients(own, 0)
     weight.grad = last.grad = None
@@ -118,7 +122,7 @@ def test_updates_that_a_parameter_lacked_are_counted_where_its_rule_counts() -> 
 
 def test_groups_have_their_rate_and_decay_and_frozen_ones_stay() -> None:
     own, other = network(), network()
-    updater = updater_for(_specs.validate_python({"lr": 0.01, "groups": GROUPS}), [own], own, CPU)
+    updater = updater_of(own, {"lr": 0.01, "groups": GROUPS})
     updater.prime(0, {})
     named = dict(other.named_parameters())
     rest = [named["0.weight"], named["1.weight"]]
@@ -149,7 +153,7 @@ def test_groups_have_their_rate_and_decay_and_frozen_ones_stay() -> None:
 )
 def test_patterns_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(OptimizerError, match=message):
-        updater_for(_specs.validate_python(fields), [network()], network(), CPU)
+        updater_of(network(), fields)
 
 
 HEAD = {"match": ["head.weight"]}

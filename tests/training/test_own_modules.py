@@ -326,6 +326,12 @@ def test_a_tensor_that_training_changes_is_named_before_a_checkpoint(tmp_path: P
         train(tmp_path, SPEC, test_samples=8, state=torch.float64)
 
 
+def test_a_chain_is_constructed_for_its_outline_and_for_its_stage(tmp_path: Path) -> None:
+    made: list[nn.Module] = []
+    run_of(lambda: made.append(Chain()) or made[-1], tmp_path, steps=1)  # type: ignore[func-returns-value]
+    assert len(made) == 2
+
+
 def test_a_number_that_forward_counts_is_named_in_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'calls' of Warming is a collection that forward changes, which checkpoints"):
         run_of(Warming, tmp_path, checkpoint={"every": 100})

@@ -22,6 +22,7 @@ from service.jobs.files import DataLayout
 from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import TransformerConfig
 from service.models import build, load_into
+from service.models.registry import outline
 from service.parallel import distributed
 from service.parallel import mesh as meshes
 from service.parallel.checkpoint import stored
@@ -167,6 +168,16 @@ def test_ranks_share_what_does_not_divide(length: int, size: int) -> None:
     assert places == list(range(length))
     assert {axis.share * size >= length > axis.share * size - size for axis in axes} == {True}
     assert axes[0].is_padded == any(axis.own < axis.share for axis in axes)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_outline_is_without_padding(tied: bool) -> None:
+    config = TransformerConfig(vocab_size=VOCABULARY, dim=8, layers=1, heads=4, tied_embeddings=tied)
+    found = outline(config, Axis(2, 1))
+    assert found.parameters == outline(config).parameters
+    assert found.rows == dict.fromkeys(
+        ["embedding.weight"] if tied else ["embedding.weight", "head.weight"], VOCABULARY
+    )
 
 
 def on_few_tokens(folder: str, vocabularies: list[int]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from service.jobs.spec.common import ParallelSpec
 from service.jobs.spec.model import ModelRef
 from service.models import build
 from service.parallel import mesh as meshes
-from service.parallel.tensor.placement import sharded_dimensions
+from service.parallel.tensor.placement import places_of
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="the extra `families` is not installed")
 OTHER = "job_" + "u" * 20
@@ -83,7 +83,7 @@ def reference(**changes: Any) -> ModelConfig:
 def test_each_rank_has_its_part() -> None:
     whole = {"model.norm.weight", *(f"model.layers.0.{name}_layernorm.weight" for name in ("input", "post_attention"))}
     whole |= {f"model.layers.0.self_attn.{name}_norm.weight" for name in "qk"}
-    found = {name.removeprefix("blocks.0.network.") for name, _, by in sharded_dimensions(planned()) if by is None}
+    found = {each.name.removeprefix("blocks.0.network.") for each in places_of(planned()) if each.dimension is None}
     assert found == whole
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,8 @@ from service.models import data
 from service.models.data import Split
 from service.models.parallelize import Fingerprint, ModelRecipe, fingerprint, parallelize
 from service.models.program import Program, Site, make
-from service.models.reference import resolve
+from service.models.reference import HeldWeights, fit, read
+from service.models.registry import outline
 from service.objectives import Objective, ObjectiveContext, objective_for
 from service.parallel import mesh as meshes
 from service.parallel.fsdp import before_backward
@@ -31,7 +32,7 @@ from service.parallel.pipeline.stage import Part
 from service.parallel.pipeline.transport import connect
 from service.schedules import generator
 
-Resolver = Callable[[ModelRef, DataLayout], tuple[ModelConfig, models.Weights | None]]
+Reader = Callable[[ModelRef, DataLayout], tuple[ModelConfig, HeldWeights]]
 _KEPT_SHARE = 0.05
 """The share of a device's free memory that weights may take beside the model, which is built for every run."""
 
@@ -86,8 +87,8 @@ class Target:
     subject: Subject
 
 
-def target_of(spec: CompileSpec, context: RunContext, device: torch.device, resolver: Resolver = resolve) -> Target:
-    """Return the spec's program, of a model that ``resolver`` finds.
+def target_of(spec: CompileSpec, context: RunContext, device: torch.device, reader: Reader = read) -> Target:
+    """Return the spec's program, of a model that ``reader`` finds.
 
     Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
     anything is compiled.
@@ -96,22 +97,21 @@ def target_of(spec: CompileSpec, context: RunContext, device: torch.device, reso
     if spec.program is not None:
         program, own = make(spec.program, spec.parallel, Site(device, mesh, spec.seed, context.data))
         return Target(program, Subject(own, {"program": spec.program.model_dump(mode="json")}))
-    return _model_target(spec, context, device, mesh, resolver)
+    return _model_target(spec, context, device, mesh, reader)
 
 
-def _model_target(
-    spec: CompileSpec, context: RunContext, device: torch.device, mesh: Mesh, resolver: Resolver
-) -> Target:
+def _model_target(spec: CompileSpec, context: RunContext, device: torch.device, mesh: Mesh, reader: Reader) -> Target:
     """Return the program of a model, as a training job runs it."""
     assert spec.model is not None  # a spec has one of the two
-    config, weights = resolver(spec.model, context.data)
+    config, held = reader(spec.model, context.data)
+    whole = outline(config, mesh.tp)
+    weights = fit(held, whole)
     if weights is not None and device.type == "cuda":
         weights = models.KeptWeights(weights, device, int(_KEPT_SHARE * free_bytes(device)))
-    axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     recipe = ModelRecipe.from_spec(spec)
     own = fingerprint(config, recipe, device, spec.objective)
     samples = config.reads if spec.data is None else spec.data.gives
-    objective = objective_for(spec.objective, ObjectiveContext(config, samples, mesh, axis))
+    objective = objective_for(spec.objective, ObjectiveContext(config, samples, mesh, whole.output_axis))
     objective.begin(0)
     model = _CheckedModel(config, weights, recipe, mesh, objective, device, spec.seed)
     inputs = batches(spec, config, device, mesh.dp.rank, context.data)

@@ -1,7 +1,7 @@
 """Defines the placement of a model's parameters: the divided dimension, global shapes, local and global forms.
 
 A layer declares ``sharded: dict[parameter name, dimension]``; what it does not name is replicated. Where the first
-dimension of a parameter has padding at its end, it declares ``unpadded: dict[parameter name, rows before that]``.
+dimension of a parameter has padding at its end, it declares ``padded_rows: dict[parameter name, PaddedAxis]``.
 
 With tp > 1 *every* parameter becomes a DTensor over the ``tp`` mesh, the replicated ones too, so that FSDP2,
 optimisers, gradient clipping and checkpoints see one kind of tensor.
@@ -14,7 +14,8 @@ stays equal, since both get the sum of both gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from inspect import getattr_static
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from service.parallel.mesh import Axis
+from service.parallel.mesh import Axis, PaddedAxis
 from service.torch_internals.table import internal_of
 
 
@@ -38,24 +39,49 @@ def local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def sharded_dimensions(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | None]]:
-    """Yield every parameter with its qualified name and the dimension divided over ``tp`` (``None``: replicated)."""
+@dataclass(frozen=True)
+class ParameterPlace:
+    """Where a module of a model has a parameter, as its layers declare it.
+
+    ``name`` is that of the place, and ``known`` the parameter's name in every layout: that of its first place.
+    ``shape`` is that of this rank's part, of which ``dimension`` is divided over ``tp``; ``None``: it is replicated.
+    The first dimension of a parameter with padding is divided as ``padded`` says.
+    """
+
+    name: str
+    known: str
+    shape: tuple[int, ...]
+    dimension: int | None = None
+    padded: PaddedAxis | None = None
+
+    def whole(self, axis: Axis) -> tuple[int, ...]:
+        """Return the shape of the whole parameter, with its padding, of which this rank of ``axis`` has a part."""
+        return tuple(
+            length * axis.size if index == self.dimension else length for index, length in enumerate(self.shape)
+        )
+
+    def unpadded(self, axis: Axis) -> tuple[int, ...]:
+        """Return the shape of the whole parameter without padding."""
+        whole = self.whole(axis)
+        return whole if self.padded is None else (self.padded.length, *whole[1:])
+
+
+def places_of(model: nn.Module) -> tuple[ParameterPlace, ...]:
+    """Return the places of all parameters of a model, or of a part of it, in the order of its modules."""
+    tied, known, places = tied_names(model), dict[int, str](), list[ParameterPlace]()
     for prefix, module in model.named_modules():
-        declared: dict[str, int] = getattr(module, "sharded", {})
-        for name, parameter in module.named_parameters(recurse=False):
-            yield f"{prefix}.{name}" if prefix else name, parameter, declared.get(name)
-
-
-def unpadded_rows(model: nn.Module) -> dict[str, int]:
-    """Return by qualified name the rows of each parameter that has padding behind them."""
-    return {
-        f"{prefix}.{name}" if prefix else name: rows
-        for prefix, module in model.named_modules()
-        for name, rows in getattr(module, "unpadded", {}).items()
-    }
+        sharded: Mapping[str, int] = getattr(module, "sharded", {})
+        padded: Mapping[str, PaddedAxis] = getattr(module, "padded_rows", {})
+        for leaf, parameter in module.named_parameters(recurse=False):
+            name = f"{prefix}.{leaf}" if prefix else leaf
+            first = known.setdefault(id(parameter), tied.get(name, name))
+            places.append(ParameterPlace(name, first, tuple(parameter.shape), sharded.get(leaf), padded.get(leaf)))
+    return tuple(places)
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_WITHOUT_PARAMETERS = frozenset(vars(nn.Module())) - {"_buffers"}
+"""The attributes of every module, which need not be searched for parameters in places beside the module's."""
 
 
 def check_replaceable(model: nn.Module, others: str) -> None:
@@ -83,7 +109,7 @@ def _listed(model: nn.Module) -> Iterator[tuple[int, str]]:
     for prefix, module in model.named_modules():
         if getattr_static(type(module), "__setattr__") is vars(nn.Module)["__setattr__"]:
             for name, value in vars(module).items():
-                if name != "_parameters":
+                if name not in _WITHOUT_PARAMETERS:
                     place = f"{prefix}.{name}" if prefix else name
                     yield from ((id(each), place) for each in _parameters_in(value))
 
@@ -96,19 +122,22 @@ def _parameters_in(value: object) -> Iterator[nn.Parameter]:
             yield from _parameters_in(each)
 
 
-def distribute(model: nn.Module, tp_mesh: DeviceMesh | None) -> None:
-    """Turn the local parameters into DTensors over ``tp_mesh``; without one they stay plain."""
+def distribute(model: nn.Module, places: Iterable[ParameterPlace], tp_mesh: DeviceMesh | None) -> None:
+    """Turn the local parameters of a model, in its :func:`places_of`, into DTensors over ``tp_mesh``; without one they
+    stay plain.
+    """
     if tp_mesh is None:
         return
     check_replaceable(model, "the parameters of parallel.tp")
-    made: dict[int, nn.Parameter] = {}  # one for each parameter, however many layers share it
-    for name, parameter, dimension in list(sharded_dimensions(model)):
-        if id(parameter) not in made:
-            placement = Replicate() if dimension is None else Shard(dimension)
+    made: dict[str, nn.Parameter] = {}  # one for each parameter, however many layers share it
+    for place in places:
+        owner, _, leaf = place.name.rpartition(".")
+        if place.known not in made:
+            parameter = model.get_parameter(place.name)
+            placement = Replicate() if place.dimension is None else Shard(place.dimension)
             whole = DTensor.from_local(parameter.detach(), tp_mesh, [placement], run_check=False)
-            made[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, made[id(parameter)])
+            made[place.known] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+        setattr(model.get_submodule(owner), leaf, made[place.known])
 
 
 def is_exporting() -> bool:
@@ -155,14 +184,4 @@ def global_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def global_rows(module: nn.Module) -> dict[str, int]:
     """Return, by the same names, the rows without padding of each padded parameter."""
-    names = tied_names(module)
-    return {names.get(name, name): rows for name, rows in unpadded_rows(module).items()}
-
-
-def tie(module: nn.Module) -> None:
-    """Let both places share one parameter, if the module has both."""
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    for second, first in tied_names(module).items():
-        if first in parameters and second in parameters:
-            owner, _, leaf = second.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, parameters[first])
+    return {place.known: place.padded.length for place in places_of(module) if place.padded is not None}

@@ -38,7 +38,7 @@ class VocabularyParallelEmbedding(nn.Module):
         super().__init__()
         self.vocabulary, self.dim, self.axis, self.partial_output = vocabulary, dim, axis, partial_output
         rows = padded(axis, vocabulary)
-        self.unpadded = {"weight": vocabulary} if rows.is_padded else {}
+        self.padded_rows = {"weight": rows} if rows.is_padded else {}
         self.weight = nn.Parameter(torch.empty(rows.share, dim))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class VocabularyParallelHead(ColumnParallelLinear):
     def __init__(self, dim: int, vocabulary: int, axis: Axis = SINGLE) -> None:
         self.tokens = padded(axis, vocabulary)
         super().__init__(dim, self.tokens.share * axis.size, axis, bias=False, copied_input=True)
-        self.unpadded = {"weight": vocabulary} if self.tokens.is_padded else {}
+        self.padded_rows = {"weight": self.tokens} if self.tokens.is_padded else {}
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.with_padding(x)

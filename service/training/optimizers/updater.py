@@ -66,13 +66,13 @@ class Updater:
 
 
 def updater_for(
-    config: OptimizerConfig, stages: Iterable[nn.Module], whole: nn.Module, device: torch.device
+    config: OptimizerConfig, stages: Iterable[nn.Module], names: Iterable[str], device: torch.device
 ) -> Updater:
-    """Return the updater of this rank's stages; ``whole`` is the whole model, on any device.
+    """Return the updater of this rank's stages; ``names`` are those of all parameters of the whole model.
 
     Raises :class:`OptimizerError` for a pattern that no parameter has, and if all are frozen.
     """
-    for path, message, got, expected in config.check([name for name, _ in global_parameters(whole)]):
+    for path, message, got, expected in config.check(list(names)):
         raise OptimizerError(f"{path}: {message}: {got!r}; expected {expected}")
     stages = list(stages)
     parameters = [pair for stage in stages for pair in global_parameters(stage)]

@@ -19,6 +19,7 @@ from service.jobs.runtime import NullReporter, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.objective import OBJECTIVES, CrossEntropy
 from service.models.parallelize import ModelRecipe, gate_fingerprints
+from service.models.registry import outline
 from service.objectives import Objective, ObjectiveContext
 
 CPU = torch.device("cpu")
@@ -65,5 +66,5 @@ def test_the_objective_of_the_job_is_what_is_checked(tmp_path: Path, monkeypatch
     assert spec.model is not None
     recipe = ModelRecipe.from_spec(spec)
     for objective, same in ((HingeConfig(), True), (HingeConfig(margin=1), False), (CrossEntropy(), False)):
-        (own,) = gate_fingerprints(spec.model, recipe, objective, CPU)  # type: ignore[arg-type]
+        (own,) = gate_fingerprints(outline(spec.model), recipe, objective, CPU)  # type: ignore[arg-type]
         assert (own == target.subject.fingerprint) == same
