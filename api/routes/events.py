@@ -11,11 +11,10 @@ from starlette.concurrency import run_in_threadpool
 
 from api.callers import Caller, HubDep, ReadableJob, Reader, StoreDep, visible_job
 from api.requests import After, Limit, Types, refuse, resume_point, stream_id, wants_stream
-from api.streams import Cursor, sse
+from api.streams import Cursor, Form, sse
 from service.jobs.events import EVENT_TYPES, EventType
 from service.jobs.spec.common import JobState
 from service.jobs.store import Store
-from service.jobs.store.tail import BEGINNING
 
 router = APIRouter(tags=["events"])
 
@@ -57,9 +56,7 @@ async def get_job_events(
     wanted = _choices("types", types, EVENT_TYPES)
     if not wants_stream(request):
         return await run_in_threadpool(_page, store, job.id, stream_id("after", after), wanted, limit)
-    point = resume_point(request, after)
-    cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
-    return sse.respond(hub, key, cursor, {job.id: job.state}, types=wanted, single=True)
+    return sse.follow_job(hub, key, job, request, after, types=wanted)
 
 
 def _page(store: Store, job_id: str, after: str, types: frozenset[str] | None, limit: int) -> EventItems:
@@ -91,7 +88,7 @@ async def follow_events(
         cursor = Cursor(base=await hub.tail.now())
     else:
         cursor = Cursor()
-    return sse.respond(hub, key, cursor, states, types=wanted, everything=jobs is None)
+    return sse.respond(hub, key, cursor, states, Form(composite=True, types=wanted), everything=jobs is None)
 
 
 def _composite_cursor(path: str, text: str) -> Cursor:
