@@ -32,7 +32,7 @@ from api.requests import (
     invalid,
     refused_key,
     several_of,
-    split_ids,
+    split_names,
 )
 from api.server import V1
 from api.streams import sse
@@ -140,7 +140,7 @@ async def list_jobs(
     chosen, specs = replace(wanted, states=tuple(state or ())), include == "spec"
     listing = store.listing
     if ids is not None:
-        page = await in_loop(listing.named, split_ids(ids), chosen, limit, cursor, specs=specs)
+        page = await in_loop(listing.named, split_names(ids), chosen, limit, cursor, specs=specs)
     elif order == "active":
         page = await run_in_threadpool(listing.active, chosen, limit, cursor, specs=specs, queue=store.queue)
     else:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from api.callers import ReadableJob, Reader, StoreDep
 from api.reads import History, HistoryDep
-from api.requests import JobIds, split_ids
+from api.requests import JobIds, split_names
 from service.jobs.events.curves import MetricSeries, downsample, read_curves
 from service.jobs.records import Job, ListedJob
 from service.jobs.spec.common import TERMINAL
@@ -83,9 +83,9 @@ def compare_metrics(
     max_points: Annotated[int, Query(ge=10, le=10_000, description="per series, keeping extremes")] = 400,
 ) -> CurvesOfJobs:
     """Return some metrics of several jobs, to draw on one axis, and the names of all metrics of each."""
-    wanted = tuple(name.strip() for name in names.split(",") if name.strip())
+    wanted = split_names(names)
     found = []
-    for job in _find_named_jobs(store, split_ids(ids), JobFilter(visible_to=key.project)):
+    for job in _find_named_jobs(store, split_names(ids), JobFilter(visible_to=key.project)):
         known, curves = _curves(history, job, max_points, frozenset(wanted), all_names=True)
         chosen = {name: curves[name] for name in wanted if name in curves}
         found.append(JobCurves(job=job.id, names=known, series=chosen))
