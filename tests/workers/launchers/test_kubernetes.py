@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -153,18 +154,16 @@ def test_options_that_cannot_be_used_are_named(tmp_path: Path, given_options: st
 
 @pytest.fixture(scope="module")
 def pods_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKubernetes]:
-    cluster = FakeKubernetes(tmp_path_factory.mktemp("pods"))
-    yield cluster
-    cluster.close()
+    with closing(FakeKubernetes(tmp_path_factory.mktemp("pods"))) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def shared(pods_cluster: FakeKubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     words = options("--queue=cpu", "--auto=cpu", "--devices-per-pod=2")
     settings = {"KUBECONFIG": str(pods_cluster.config), "TRIVET_KUBERNETES_OPTIONS": words}
-    site = Site("kubernetes", tmp_path_factory.mktemp("kubernetes"), **settings)
-    yield site
-    site.close()
+    with closing(Site("kubernetes", tmp_path_factory.mktemp("kubernetes"), **settings)) as site:
+        yield site
 
 
 @pytest.fixture

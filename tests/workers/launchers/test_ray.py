@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,9 +62,8 @@ def cluster() -> Iterator[RayCluster]:
 @pytest.fixture(scope="module")
 def shared(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     options = {"TRIVET_RAY_OPTIONS": f"--address={cluster.dashboard}", "TRIVET_LEASE_S": "20", **cluster.token}
-    site = Site("ray", tmp_path_factory.mktemp("site"), **options)
-    yield site
-    site.close()
+    with closing(Site("ray", tmp_path_factory.mktemp("site"), **options)) as site:
+        yield site
 
 
 @pytest.fixture

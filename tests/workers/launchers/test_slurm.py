@@ -178,9 +178,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def shared(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    site = Site("slurm", tmp_path_factory.mktemp("site"), SLURM_CONF=f"{cluster.folder}/slurm.conf")
-    yield site
-    site.close()
+    with contextlib.closing(
+        Site("slurm", tmp_path_factory.mktemp("site"), SLURM_CONF=f"{cluster.folder}/slurm.conf")
+    ) as site:
+        yield site
 
 
 @pytest.fixture
