@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
-from api.callers import ReadableJob, Reader, StoreDep
+from api.callers import ReadableJob, Reader
 from api.reads import History, HistoryDep
 from api.requests import JobIds, split_names
 from service.jobs.events.curves import MetricSeries, downsample, read_curves
@@ -41,14 +41,13 @@ class SeriesByName(BaseModel):
 def get_job_metrics(
     *,
     job: ReadableJob,
-    store: StoreDep,
     history: HistoryDep,
     names: Annotated[str | None, Query(max_length=2000, description="separated by commas; all when absent")] = None,
     max_points: Annotated[int, Query(ge=10, le=100_000, description="per series, keeping extremes")] = 1000,
     format: Literal["json", "csv"] = "json",  # noqa: A002
 ) -> Any:
     """Return every metric that the job reported, by name."""
-    after = store.events.latest_id(job.id)
+    after = history.store.events.latest_id(job.id)
     wanted = None if names is None else frozenset(name.strip() for name in names.split(","))
     curves = {} if wanted == NO_NAME else _curves(history, job, max_points, wanted)[1]
     thinned = {name: curve for name, curve in curves.items() if wanted is None or name in wanted}
@@ -77,7 +76,6 @@ def compare_metrics(
     *,
     ids: JobIds,
     key: Reader,
-    store: StoreDep,
     history: HistoryDep,
     names: Annotated[str, Query(max_length=2000, description="separated by commas; none when empty")] = "",
     max_points: Annotated[int, Query(ge=10, le=10_000, description="per series, keeping extremes")] = 400,
@@ -85,7 +83,7 @@ def compare_metrics(
     """Return some metrics of several jobs, to draw on one axis, and the names of all metrics of each."""
     wanted = split_names(names)
     found = []
-    for job in _find_named_jobs(store, split_names(ids), JobFilter(visible_to=key.project)):
+    for job in _find_named_jobs(history.store, split_names(ids), JobFilter(visible_to=key.project)):
         known, curves = _curves(history, job, max_points, frozenset(wanted), all_names=True)
         chosen = {name: curves[name] for name in wanted if name in curves}
         found.append(JobCurves(job=job.id, names=known, series=chosen))
