@@ -19,7 +19,7 @@ _PAGE = 2000
 
 
 @dataclass(frozen=True)
-class History:
+class EventHistory:
     """Reads what jobs have reported. ``check`` is called now and then, and may end a reading.
 
     The record is whole, whatever happened to the supervisor or the broker; the stream may be ahead of this host's view

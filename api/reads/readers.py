@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 
 from api.callers import context_of
 from api.offload import ClientLeftError, disconnected
-from api.reads.history import History
+from api.reads.history import EventHistory
 from service.jobs.events import Check
 
 Item = TypeVar("Item")
@@ -38,12 +38,12 @@ async def _staying(request: Request) -> AsyncIterator[Check]:
         watching.cancel()
 
 
-async def _history(request: Request, check: Annotated[Check, Depends(_staying)]) -> History:
+async def _history(request: Request, check: Annotated[Check, Depends(_staying)]) -> EventHistory:
     context = context_of(request.app)
-    return History(context.store, context.settings.layout, check)
+    return EventHistory(context.store, context.settings.layout, check)
 
 
-HistoryDep = Annotated[History, Depends(_history)]
+HistoryDep = Annotated[EventHistory, Depends(_history)]
 """Reads jobs' records until the client has left. The request's body must have been read."""
 
 

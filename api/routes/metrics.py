@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
 from api.callers import ReadableJob, Reader
-from api.reads import History, HistoryDep
+from api.reads import EventHistory, HistoryDep
 from api.requests import JobIds, split_names
 from service.jobs.events.curves import MetricSeries, downsample, read_curves
 from service.jobs.records import Job, ListedJob
@@ -102,7 +102,12 @@ def _find_named_jobs(store: Store, ids: Sequence[str], filters: JobFilter) -> It
 
 
 def _curves(
-    history: History, job: ListedJob | Job, max_points: int, wanted: frozenset[str] | None, *, all_names: bool = False
+    history: EventHistory,
+    job: ListedJob | Job,
+    max_points: int,
+    wanted: frozenset[str] | None,
+    *,
+    all_names: bool = False,
 ) -> tuple[list[str], dict[str, MetricSeries]]:
     """Return the names of a job's metrics and its curves, at least the wanted ones. A running job gives only
     the wanted names unless ``all_names``. For an ended job, everything that was read is kept for the next
@@ -123,7 +128,7 @@ def _curves(
 
 
 def _short(
-    history: History, job: ListedJob | Job, wanted: frozenset[str] | None, max_points: int
+    history: EventHistory, job: ListedJob | Job, wanted: frozenset[str] | None, max_points: int
 ) -> tuple[list[str], dict[str, MetricSeries]] | None:
     """Return the curves that an ended job's supervisors left, if they are complete."""
     folders = history.attempts(job.id)
