@@ -37,6 +37,12 @@ class _InheritedDescriptors:
     ready: int | None
     """This process writes a byte there once it answers."""
 
+    def listening_socket(self, settings: Settings) -> socket.socket:
+        """Return the socket of the API's address, bound here if it is not inherited."""
+        if self.listening is None:
+            return bind_port(settings.host, settings.port)
+        return socket.socket(fileno=self.listening)
+
     def private_socket(self, settings: Settings, url: str) -> PrivateSocket | None:
         """Return the data folder's socket, bound here if it is not inherited."""
         if self.private is None:
@@ -74,11 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         remedy = f"; set {ENV_PREFIX}REDIS_URL, or run 'trivet up', which starts a broker itself"
         return _refuse(f"{error}{remedy}" if type(error) is StoreUnavailable else str(error))
     try:
-        listening = (
-            bind_port(settings.host, settings.port)
-            if inherited.listening is None
-            else socket.socket(fileno=inherited.listening)
-        )
+        listening = inherited.listening_socket(settings)
     except OSError as error:
         return _refuse(f"cannot bind {settings.host}:{settings.port}: {error.strerror}")
     return _serve(settings, store, listening, inherited)

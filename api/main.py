@@ -115,19 +115,7 @@ def _application(
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    connected = store if store is not None else connect(settings)
-    probe = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
-    hub = Hub(
-        StreamTail.connect(settings.broker_url, outage_s=settings.broker_wait_s),
-        connected.keys.ended,
-        HubSettings(max_streams=settings.max_streams, max_streams_per_key=settings.max_streams_per_key),
-    )
-    monitor = Monitor(settings, probe, lambda: hub.open_streams, tracing)
-    checker = Checker(settings, CheckerSettings())
-    sender = WebhookSender(settings, probe)
-    audit_queue = AuditQueue(connected.audit)
-    provider = _provider(settings)
-    attach(app, Context(settings, connected, probe, hub, checker, provider, monitor, sender, audit_queue, apart))
+    attach(app, _context(settings, store or connect(settings), tracing, apart))
     errors.install(app)
     app.include_router(_v1(settings))
     app.include_router(health.router)
@@ -137,6 +125,28 @@ def _application(
     app.webhooks.include_router(webhooks.callbacks)
     document(app)
     return app
+
+
+def _context(settings: Settings, store: Store, tracing: Tracing, apart: Apart | None) -> Context:
+    """Return what lives as long as the application."""
+    probe = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
+    hub = Hub(
+        StreamTail.connect(settings.broker_url, outage_s=settings.broker_wait_s),
+        store.keys.ended,
+        HubSettings(max_streams=settings.max_streams, max_streams_per_key=settings.max_streams_per_key),
+    )
+    return Context(
+        settings=settings,
+        store=store,
+        probe=probe,
+        hub=hub,
+        checker=Checker(settings, CheckerSettings()),
+        provider=_provider(settings),
+        monitor=Monitor(settings, probe, lambda: hub.open_streams, tracing),
+        webhooks=WebhookSender(settings, probe),
+        audit_queue=AuditQueue(store.audit),
+        apart=apart,
+    )
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -72,20 +72,11 @@ def _spec(kind: str, host: Host, **changes: Any) -> dict[str, Any]:
 def _print_results(console: Terminal, client: Client, jobs: Mapping[str, Job]) -> None:
     rows = table("job", "state", "seconds", "what came out")
     for kind, job in jobs.items():
-        took = "" if job.started_at is None or job.ended_at is None else _seconds(job)
-        came_out = _FINDINGS[kind](client, job) if job.state == "succeeded" else _why(job)
+        began, ended = job.started_at, job.ended_at
+        took = "" if began is None or ended is None else f"{(ended - began).total_seconds():.1f}"
+        came_out = _FINDINGS[kind](client, job) if job.state == "succeeded" else str(job.error or "")
         rows.add_row(kind, job.state, took, paragraph(came_out))
     console.print(rows)
-
-
-def _seconds(job: Job) -> str:
-    assert job.started_at is not None
-    assert job.ended_at is not None
-    return f"{(job.ended_at - job.started_at).total_seconds():.1f}"
-
-
-def _why(job: Job) -> str:
-    return "" if job.error is None else str(job.error)
 
 
 def _trained(client: Client, job: Job) -> str:

@@ -15,7 +15,7 @@ from api.callers.access import (
 )
 from api.callers.audit_queue import AuditQueue
 from api.callers.audit_trail import audit, audit_refusal, audit_submissions, remember_caller
-from api.callers.context import CheckerDep, Context, ContextDep, HubDep, SettingsDep, StoreDep, attach, context_of
+from api.callers.context import CheckerDep, Context, ContextDep, HubDep, StoreDep, attach, context_of
 from api.callers.security import (
     EXPIRY_HEADER,
     Admin,
@@ -47,7 +47,6 @@ __all__ = [
     "ReadableJob",
     "ReadableProject",
     "Reader",
-    "SettingsDep",
     "StoreDep",
     "Submitter",
     "Submitting",

@@ -64,12 +64,7 @@ async def _checker(request: Request) -> Checker:
     return context_of(request.app).checker
 
 
-async def _settings(request: Request) -> Settings:
-    return context_of(request.app).settings
-
-
 ContextDep = Annotated[Context, Depends(_context)]
 StoreDep = Annotated[Store, Depends(_store)]
 HubDep = Annotated[Hub, Depends(_hub)]
 CheckerDep = Annotated[Checker, Depends(_checker)]
-SettingsDep = Annotated[Settings, Depends(_settings)]

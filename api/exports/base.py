@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, BinaryIO, ClassVar, Protocol
 
 from api.exports.server import ExportFailed, ExportServer
-from api.reads import history
+from api.reads import EventHistory
 from api.routes.metrics import Points, collect
 from service.jobs.files import DataLayout, Folder
 from service.jobs.files.objects import RemoteFile, RemoteFolder
@@ -75,7 +75,7 @@ class ExportedJob:
     @cached_property
     def metrics(self) -> dict[str, Points]:
         """Return every metric: name → step → (Unix seconds, value)."""
-        events = history.events(self.store, self.data, self.job.id, frozenset({"metric"}))
+        events = EventHistory(self.store, self.data).events(self.job.id, frozenset({"metric"}))
         return {name: points for name, points in sorted(collect(events, None).items()) if points}
 
     def files(self, most_bytes: int) -> Iterator[tuple[str, int, BinaryIO]]:

@@ -85,18 +85,14 @@ class ExportServer:
     ) -> Answer:
         """Send one request to ``path`` below the server's URL. Raises :class:`ExportFailed` when there is no time."""
         self.limit.check()
-        own = {"host": self.address.authority, "user-agent": "Trivet"}
-        if self.token is not None:
-            own["authorization"] = f"Bearer {self.token}"
-        own |= headers or {}
-        base = self.address.url + urlsplit(self.url).path.rstrip("/")
+        identity = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
         request = self.client.build_request(
             method,
-            base + path,
+            self.address.url + urlsplit(self.url).path.rstrip("/") + path,
             json=json,
             content=None if content is None else self._limit_chunks(content),
             params=query,
-            headers=own,
+            headers={"host": self.address.authority, "user-agent": "Trivet", **identity, **(headers or {})},
         )
         request.extensions["sni_hostname"] = self.address.host
         answer = self.client.send(request, stream=True)

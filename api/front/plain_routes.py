@@ -142,7 +142,7 @@ async def _accept(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with the job of a submission."""
     request, submission = Request(scope, receive), scope["state"]["submission"]
     await request.body()
-    job, _ = await jobs.submit_one(submission, request)
+    job, _ = await jobs.submit(submission, request)
     await audit_submissions(request, [job.id], project=job.project, name=job.name)
     headers = {"location": f"{V1}/jobs/{job.id}", "content-type": "application/json"}
     await Response(_job_adapter.dump_json(job, by_alias=True), 201, headers)(scope, receive, send)

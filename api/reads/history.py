@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -16,51 +18,48 @@ from service.jobs.store.tail import BEGINNING
 _PAGE = 2000
 
 
-def events(
-    store: Store,
-    data: DataLayout,
-    job_id: str,
-    types: frozenset[str],
-    *,
-    attempt: int | None = None,
-    check: Check = go_on,
-) -> Iterator[dict[str, Any]]:
-    """Yield every event of these types: attempt by attempt, each in the order of its record; or those of one attempt.
-    ``check`` may end the reading.
+@dataclass(frozen=True)
+class EventHistory:
+    """Reads what jobs have reported. ``check`` is called now and then, and may end a reading.
 
     The record is whole, whatever happened to the supervisor or the broker; the stream may be ahead of this host's view
     of a shared folder, and is all that is left of an attempt without a record.
     """
-    store.artifacts.fetch_records(job_id)
-    folders = attempt_folders(data.job(job_id).attempts)
-    streamed = _read_stream(store, job_id, types, newest=max(folders, default=1))
-    for number in sorted({*folders, *streamed.values()}):
-        if attempt not in (None, number):
-            continue
-        if number in folders:
-            for event in recorded(folders[number], types, check):
-                streamed.pop(event_key(event), None)
-                yield event
-        yield from [orjson.loads(key) for key, during in streamed.items() if during == number]
+
+    store: Store
+    data: DataLayout
+    check: Check = go_on
+
+    def attempts(self, job_id: str) -> dict[int, Path]:
+        """Return the folders of a job's attempts that are on record, by number."""
+        self.store.artifacts.fetch_records(job_id)
+        return attempt_folders(self.data.job(job_id).attempts)
+
+    def events(self, job_id: str, types: frozenset[str], attempt: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield every event of these types: attempt by attempt, each in the order of its record; or of one attempt."""
+        folders = self.attempts(job_id)
+        streamed = _read_stream(self.store, job_id, types, newest=max(folders, default=1))
+        for number in _chosen({*folders, *streamed.values()}, attempt):
+            if number in folders:
+                for event in recorded(folders[number], types, self.check):
+                    streamed.pop(event_key(event), None)
+                    yield event
+            yield from [orjson.loads(key) for key, during in streamed.items() if during == number]
+
+    def newest_logs(self, job_id: str, attempt: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the printed lines of a job, or of one attempt, the newest first; older ones are read only on demand."""
+        folders = self.attempts(job_id)
+        streamed = _read_stream(self.store, job_id, frozenset({"log"}), newest=max(folders, default=1))
+        for number in reversed(_chosen({*folders, *streamed.values()}, attempt)):
+            only_streamed = [orjson.loads(key) for key, during in reversed(streamed.items()) if during == number]
+            if number in folders:
+                yield from _with_streamed(newest_logged(folders[number], self.check), only_streamed)
+            else:
+                yield from only_streamed
 
 
-def newest_logs(
-    store: Store, data: DataLayout, job_id: str, *, attempt: int | None = None, check: Check = go_on
-) -> Iterator[dict[str, Any]]:
-    """Yield the printed lines of a job, or of one attempt, the newest first; older ones are read only on demand.
-    ``check`` may end the reading.
-    """
-    store.artifacts.fetch_records(job_id)
-    folders = attempt_folders(data.job(job_id).attempts)
-    streamed = _read_stream(store, job_id, frozenset({"log"}), newest=max(folders, default=1))
-    for number in sorted({*folders, *streamed.values()}, reverse=True):
-        if attempt not in (None, number):
-            continue
-        only_streamed = [orjson.loads(key) for key, during in reversed(streamed.items()) if during == number]
-        if number in folders:
-            yield from _with_streamed(newest_logged(folders[number], check), only_streamed)
-        else:
-            yield from only_streamed
+def _chosen(attempts: set[int], only: int | None) -> list[int]:
+    return sorted(attempts if only is None else attempts & {only})
 
 
 def _with_streamed(on_record: Iterator[dict[str, Any]], streamed: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,9 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import Depends, Request
 
+from api.callers import context_of
 from api.offload import ClientLeftError, disconnected
+from api.reads.history import EventHistory
 from service.jobs.events import Check
 
 Item = TypeVar("Item")
@@ -36,9 +38,13 @@ async def _staying(request: Request) -> AsyncIterator[Check]:
         watching.cancel()
 
 
-Staying = Annotated[Check, Depends(_staying)]
-"""Called now and then while a long record is read; it ends the reading once the client has left. The request's body
-must have been read."""
+async def _history(request: Request, check: Annotated[Check, Depends(_staying)]) -> EventHistory:
+    context = context_of(request.app)
+    return EventHistory(context.store, context.settings.layout, check)
+
+
+HistoryDep = Annotated[EventHistory, Depends(_history)]
+"""Reads jobs' records until the client has left. The request's body must have been read."""
 
 
 def while_staying(items: Iterable[Item]) -> Iterator[Item]:

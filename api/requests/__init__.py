@@ -17,7 +17,7 @@ from api.requests.params import (
     refuse_ignored,
     refused_key,
     resume_point,
-    split_ids,
+    split_names,
     stream_id,
     wants_stream,
 )
@@ -65,7 +65,7 @@ __all__ = [
     "respond",
     "resume_point",
     "several_of",
-    "split_ids",
+    "split_names",
     "stream_id",
     "summary",
     "wants_stream",

@@ -101,9 +101,9 @@ JobIds = Annotated[
 ]
 
 
-def split_ids(ids: str) -> tuple[str, ...]:
-    """Return each of the ids once, in their order."""
-    return tuple(dict.fromkeys(ids.split(",")))
+def split_names(names: str) -> tuple[str, ...]:
+    """Return each of the names, or ids, once, in their order."""
+    return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
 def stream_id(path: str, text: str | None) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated
 
 from fastapi import APIRouter, status
-from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import AfterValidator, Field
 from starlette.concurrency import run_in_threadpool
 
 from api.callers import Submitting, audit_submissions
@@ -13,7 +13,7 @@ from api.offload import while_connected
 from api.requests import StrictRoute, refused_key
 from service.jobs.kinds.registry import JobSpec
 from service.jobs.records import Accepted, Conflict, FrozenModel, Rejected
-from service.jobs.spec.common import CommonSpec, Strict, disagreement, with_few_errors
+from service.jobs.spec.common import CommonSpec, FewErrors, disagreement
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 
@@ -28,15 +28,10 @@ def _for_itself(spec: CommonSpec) -> CommonSpec:
     return spec
 
 
-class Batch(Strict):
+class Batch(FewErrors):
     """Specs to submit together."""
 
     jobs: Annotated[list[Annotated[JobSpec, AfterValidator(_for_itself)]], Field(min_length=1, max_length=MOST_JOBS)]
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _with_few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        return with_few_errors(value, validate)
 
 
 class AcceptedBatch(FrozenModel):

@@ -10,12 +10,11 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from api.callers import Caller, HubDep, ReadableJob, Reader, StoreDep, visible_job
-from api.requests import After, Limit, Types, refuse, resume_point, stream_id, wants_stream
-from api.streams import Cursor, sse
+from api.requests import After, Limit, Types, refuse, resume_point, split_names, stream_id, wants_stream
+from api.streams import Cursor, Form, sse
 from service.jobs.events import EVENT_TYPES, EventType
 from service.jobs.spec.common import JobState
 from service.jobs.store import Store
-from service.jobs.store.tail import BEGINNING
 
 router = APIRouter(tags=["events"])
 
@@ -57,9 +56,7 @@ async def get_job_events(
     wanted = _choices("types", types, EVENT_TYPES)
     if not wants_stream(request):
         return await run_in_threadpool(_page, store, job.id, stream_id("after", after), wanted, limit)
-    point = resume_point(request, after)
-    cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
-    return sse.respond(hub, key, cursor, {job.id: job.state}, types=wanted, single=True)
+    return sse.follow_job(hub, key, job, request, after, types=wanted)
 
 
 def _page(store: Store, job_id: str, after: str, types: frozenset[str] | None, limit: int) -> EventItems:
@@ -91,7 +88,7 @@ async def follow_events(
         cursor = Cursor(base=await hub.tail.now())
     else:
         cursor = Cursor()
-    return sse.respond(hub, key, cursor, states, types=wanted, everything=jobs is None)
+    return sse.respond(hub, key, cursor, states, Form(composite=True, types=wanted), everything=jobs is None)
 
 
 def _composite_cursor(path: str, text: str) -> Cursor:
@@ -105,7 +102,7 @@ def _choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str
     """Return names separated by commas; ``None`` when the parameter is absent."""
     if text is None:
         return None
-    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    names = frozenset(split_names(text))
     unknown = sorted(names.difference(known))
     if unknown or not names:
         raise refuse(path, f"there is no {', '.join(unknown) or 'name given'}", text, f"some of {', '.join(known)}")
@@ -113,7 +110,7 @@ def _choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str
 
 
 def _states(caller: Caller, store: Store, jobs: str) -> dict[str, JobState]:
-    ids = list(dict.fromkeys(name.strip() for name in jobs.split(",") if name.strip()))
+    ids = split_names(jobs)
     if not 1 <= len(ids) <= _MAX_JOBS:
         raise refuse("jobs", f"{len(ids)} jobs are named", jobs, f"1 to {_MAX_JOBS} ids, or no 'jobs' for all")
     return {job_id: visible_job(caller, store, job_id).state for job_id in ids}

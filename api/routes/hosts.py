@@ -8,10 +8,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from api.callers import Admin, Caller, Reader, StoreDep, audit
-from service.jobs.records import FailingHost, Holding, Host, Overcommitment
+from service.jobs.records import Holding, Host, Overcommitment
 from service.jobs.store import Store
 
 router = APIRouter(tags=["hosts"])
+
+_REASON = "parts of jobs that were placed here did not start"
+"""Why a host is failing, without the error of a job there."""
 
 
 class Hosts(BaseModel):
@@ -44,15 +47,10 @@ def _host_as_seen(caller: Caller, store: Store, host: Host) -> Host:
             ),
             "allocation": allocation
             and allocation.model_copy(update={"job": allocation.job if allocation.job in visible else None}),
-            "failing": host.failing and _without_reason(host.failing),
+            "failing": host.failing and host.failing.model_copy(update={"reason": _REASON}),
             "overcommitted": host.overcommitted and _without_others(host.overcommitted, visible),
         }
     )
-
-
-def _without_reason(failing: FailingHost) -> FailingHost:
-    """Return why a host is failing, without the error of a job there."""
-    return failing.model_copy(update={"reason": "parts of jobs that were placed here did not start"})
 
 
 def _without_others(found: Overcommitment, visible: Collection[str]) -> Overcommitment:

@@ -20,7 +20,7 @@ from api.callers import (
     audit_submissions,
     context_of,
 )
-from api.offload import while_connected
+from api.offload import Checker, while_connected
 from api.requests import (
     FieldError,
     JobIds,
@@ -32,7 +32,7 @@ from api.requests import (
     invalid,
     refused_key,
     several_of,
-    split_ids,
+    split_names,
 )
 from api.server import V1
 from api.streams import sse
@@ -40,7 +40,7 @@ from service.jobs.accounts import ProjectName
 from service.jobs.kinds.registry import JobSpec, KindName
 from service.jobs.records import Conflict, Job, JobCounts, JobOrder, JobPage, Rejected
 from service.jobs.spec.common import JobState
-from service.jobs.store import JobFilter, Submission, in_loop
+from service.jobs.store import JobFilter, Store, Submission, in_loop
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 
@@ -59,7 +59,6 @@ async def submit_job(body: JobSpec, call: Submitting) -> Job:
     """
     jobs, key = call.context.store.jobs, call.key.name
     submission = await in_loop(jobs.submission, body, key, call.idempotency_key, project=call.project)
-    submit = _submit_several if body.stands_for_others else submit_one
     try:
         job, created = await submit(submission, call.request)
     except Conflict as conflict:
@@ -72,24 +71,26 @@ async def submit_job(body: JobSpec, call: Submitting) -> Job:
     return job
 
 
-async def submit_one(submission: Submission, request: Request) -> tuple[Job, bool]:
-    """Submit a spec; return the job, and whether it is new. No thread waits while the spec is checked, and a client
-    that leaves ends the check.
+async def submit(submission: Submission, request: Request) -> tuple[Job, bool]:
+    """Submit a spec; return the job, or the parent of several, and whether it is new. No thread waits while the spec is
+    checked, and a client that leaves ends the check.
     """
-    store, checker = context_of(request.app).store, context_of(request.app).checker
-    if (known := await in_loop(store.jobs.known, submission)) is not None:
+    context = context_of(request.app)
+    if (known := await in_loop(context.store.jobs.known, submission)) is not None:
         return known, False
+    accept = _accept_several if submission.spec.stands_for_others else _accept_one
+    return await accept(submission, request, context.store, context.checker)
+
+
+async def _accept_one(submission: Submission, request: Request, store: Store, checker: Checker) -> tuple[Job, bool]:
     asked = await in_loop(store.jobs.check_request, [submission])
     if problems := await while_connected(request, checker.problems(asked, submission.checked_for)):
         raise Rejected(problems)
     return await in_loop(store.jobs.accept, submission)
 
 
-async def _submit_several(submission: Submission, request: Request) -> tuple[Job, bool]:
-    """Submit a sweep or a chain; return its parent, and whether it is new."""
-    store, checker = context_of(request.app).store, context_of(request.app).checker
-    if (known := await in_loop(store.jobs.known, submission)) is not None:
-        return known, False
+async def _accept_several(submission: Submission, request: Request, store: Store, checker: Checker) -> tuple[Job, bool]:
+    """Accept the jobs of a sweep or a chain."""
     several = await run_in_threadpool(several_of, submission.spec)
     asked = await run_in_threadpool(several.request, store, submission.project)
     if problems := await while_connected(request, checker.problems(asked, submission.checked_for)):
@@ -139,7 +140,7 @@ async def list_jobs(
     chosen, specs = replace(wanted, states=tuple(state or ())), include == "spec"
     listing = store.listing
     if ids is not None:
-        page = await in_loop(listing.named, split_ids(ids), chosen, limit, cursor, specs=specs)
+        page = await in_loop(listing.named, split_names(ids), chosen, limit, cursor, specs=specs)
     elif order == "active":
         page = await run_in_threadpool(listing.active, chosen, limit, cursor, specs=specs, queue=store.queue)
     else:

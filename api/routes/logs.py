@@ -13,10 +13,10 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from api.callers import HubDep, ReadableJob, Reader, SettingsDep, StoreDep
-from api.reads import Staying, history, while_staying, within
-from api.requests import After, refuse, resume_point, stream_id, wants_stream
-from api.streams import Cursor, sse
+from api.callers import HubDep, ReadableJob, Reader
+from api.reads import HistoryDep, while_staying, within
+from api.requests import After, refuse, stream_id, wants_stream
+from api.streams import sse
 from service.jobs.events import Level, LineFilter
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
@@ -67,10 +67,8 @@ async def get_job_logs(
     job: ReadableJob,
     request: Request,
     key: Reader,
-    store: StoreDep,
-    settings: SettingsDep,
     hub: HubDep,
-    staying: Staying,
+    history: HistoryDep,
     rank: Annotated[int | None, Query(ge=0, description="only this rank")] = None,
     stream: Annotated[
         Literal["stdout", "stderr", "service"] | None, Query(description="only lines of this stream")
@@ -85,30 +83,29 @@ async def get_job_logs(
     format: Literal["text", "jsonl"] = "text",  # noqa: A002
 ) -> Any:
     """Log lines, oldest first; a live stream follows with every rank's lines, and takes no filter."""
-    filters = {"rank": rank, "stream": stream, "attempt": attempt, "q": q, "level": level, "tail": tail}
     start = stream_id("after", after)
-    for name in filters if wants_stream(request) else ("attempt",) if start != BEGINNING else ():
-        if filters[name] is not None:
-            raise refuse(
-                name, "a live stream has every line, and so have the lines after an event", filters[name], "none"
-            )
     if wants_stream(request):
-        point = resume_point(request, after)
-        cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
-        return sse.respond(hub, key, cursor, {job.id: job.state}, types=_LOGS, single=True)
+        _refuse_filters(rank=rank, stream=stream, attempt=attempt, q=q, level=level, tail=tail)
+        return sse.follow_job(hub, key, job, request, after, types=_LOGS)
     wanted = LineFilter(rank, stream, None if q is None else q.casefold(), level)
     if start != BEGINNING:
-        lines = await run_in_threadpool(_last, _since(store, job.id, start), wanted, tail)
+        _refuse_filters(attempt=attempt)
+        lines = await run_in_threadpool(_last, _since(history.store, job.id, start), wanted, tail)
     elif tail is not None:
-        newest = history.newest_logs(store, settings.layout, job.id, attempt=attempt, check=staying)
-        lines = await run_in_threadpool(_newest, newest, wanted, tail)
+        lines = await run_in_threadpool(_newest, history.newest_logs(job.id, attempt), wanted, tail)
     else:
-        found = history.events(store, settings.layout, job.id, _LOGS, attempt=attempt, check=staying)
+        found = history.events(job.id, _LOGS, attempt)
         lines = while_staying(map(_as_line, filter(wanted, _leave_out_live(found))))
     if format == "jsonl":
         written = (f"{line.model_dump_json()}\n" for line in lines)
         return StreamingResponse(_together(written), media_type="application/x-ndjson")
     return StreamingResponse(_together(line.text for line in lines), media_type="text/plain; charset=utf-8")
+
+
+def _refuse_filters(**filters: object) -> None:
+    for name, wanted in filters.items():
+        if wanted is not None:
+            raise refuse(name, "a live stream has every line, and so have the lines after an event", wanted, "none")
 
 
 def _together(lines: Iterable[str]) -> Iterator[str]:

@@ -12,12 +12,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
-from api.callers import ReadableJob, Reader, SettingsDep, StoreDep
-from api.reads import Staying, history
-from api.requests import JobIds, split_ids
-from service.jobs.events import Check, attempt_folders
+from api.callers import ReadableJob, Reader
+from api.reads import EventHistory, HistoryDep
+from api.requests import JobIds, split_names
 from service.jobs.events.curves import MetricSeries, downsample, read_curves
-from service.jobs.files import DataLayout
 from service.jobs.records import Job, ListedJob
 from service.jobs.spec.common import TERMINAL
 from service.jobs.store import JobFilter, Store
@@ -43,17 +41,15 @@ class SeriesByName(BaseModel):
 def get_job_metrics(
     *,
     job: ReadableJob,
-    store: StoreDep,
-    settings: SettingsDep,
-    staying: Staying,
+    history: HistoryDep,
     names: Annotated[str | None, Query(max_length=2000, description="separated by commas; all when absent")] = None,
     max_points: Annotated[int, Query(ge=10, le=100_000, description="per series, keeping extremes")] = 1000,
     format: Literal["json", "csv"] = "json",  # noqa: A002
 ) -> Any:
     """Return every metric that the job reported, by name."""
-    after = store.events.latest_id(job.id)
+    after = history.store.events.latest_id(job.id)
     wanted = None if names is None else frozenset(name.strip() for name in names.split(","))
-    curves = {} if wanted == NO_NAME else _curves(store, settings.layout, job, max_points, wanted, check=staying)[1]
+    curves = {} if wanted == NO_NAME else _curves(history, job, max_points, wanted)[1]
     thinned = {name: curve for name, curve in curves.items() if wanted is None or name in wanted}
     if format == "csv":
         return Response(_csv(thinned), media_type="text/csv; charset=utf-8")
@@ -80,18 +76,15 @@ def compare_metrics(
     *,
     ids: JobIds,
     key: Reader,
-    store: StoreDep,
-    settings: SettingsDep,
-    staying: Staying,
+    history: HistoryDep,
     names: Annotated[str, Query(max_length=2000, description="separated by commas; none when empty")] = "",
     max_points: Annotated[int, Query(ge=10, le=10_000, description="per series, keeping extremes")] = 400,
 ) -> CurvesOfJobs:
     """Return some metrics of several jobs, to draw on one axis, and the names of all metrics of each."""
-    wanted = tuple(name.strip() for name in names.split(",") if name.strip())
+    wanted = split_names(names)
     found = []
-    for job in _find_named_jobs(store, split_ids(ids), JobFilter(visible_to=key.project)):
-        of_job = _curves(store, settings.layout, job, max_points, frozenset(wanted), check=staying, all_names=True)
-        known, curves = of_job
+    for job in _find_named_jobs(history.store, split_names(ids), JobFilter(visible_to=key.project)):
+        known, curves = _curves(history, job, max_points, frozenset(wanted), all_names=True)
         chosen = {name: curves[name] for name in wanted if name in curves}
         found.append(JobCurves(job=job.id, names=known, series=chosen))
     return CurvesOfJobs(items=found)
@@ -109,28 +102,25 @@ def _find_named_jobs(store: Store, ids: Sequence[str], filters: JobFilter) -> It
 
 
 def _curves(
-    store: Store,
-    layout: DataLayout,
+    history: EventHistory,
     job: ListedJob | Job,
     max_points: int,
     wanted: frozenset[str] | None,
     *,
-    check: Check,
     all_names: bool = False,
 ) -> tuple[list[str], dict[str, MetricSeries]]:
     """Return the names of a job's metrics and its curves, at least the wanted ones. A running job gives only
     the wanted names unless ``all_names``. For an ended job, everything that was read is kept for the next
     request.
     """
-    key = (str(layout.root), job.id, job.attempt, job.ended_at, max_points)
+    key = (str(history.data.root), job.id, job.attempt, job.ended_at, max_points)
     is_over = job.state in TERMINAL
     known = _KEPT.get(key)
     if known is None:
-        if is_over and (short := _short(store, layout, job, wanted, max_points)) is not None:
+        if is_over and (short := _short(history, job, wanted, max_points)) is not None:
             return short
         asked = None if is_over or all_names else wanted
-        read = history.events(store, layout, job.id, frozenset({"metric"}), check=check)
-        found = collect(read, asked, max_points)
+        found = collect(history.events(job.id, frozenset({"metric"})), asked, max_points)
         known = {name: _thin(points, max_points) for name, points in sorted(found.items())}
         if is_over:
             _KEPT.put(key, known, sum(len(series.step) for series in known.values()))
@@ -138,11 +128,10 @@ def _curves(
 
 
 def _short(
-    store: Store, layout: DataLayout, job: ListedJob | Job, wanted: frozenset[str] | None, max_points: int
+    history: EventHistory, job: ListedJob | Job, wanted: frozenset[str] | None, max_points: int
 ) -> tuple[list[str], dict[str, MetricSeries]] | None:
     """Return the curves that an ended job's supervisors left, if they are complete."""
-    store.artifacts.fetch_records(job.id)
-    folders = attempt_folders(layout.job(job.id).attempts)
+    folders = history.attempts(job.id)
     if list(folders) != list(range(1, job.attempt + 1)):
         return None
     return read_curves(list(folders.values()), wanted, max_points)

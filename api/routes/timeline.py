@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from api.callers import ReadableJob, SettingsDep, StoreDep
-from api.reads import Staying, history, within
+from api.callers import ReadableJob
+from api.reads import HistoryDep, within
 from api.requests import ProblemError
 
 router = APIRouter(tags=["timeline"])
@@ -54,14 +54,11 @@ class StepTimeline(BaseModel):
 def get_job_timeline(
     *,
     job: ReadableJob,
-    store: StoreDep,
-    settings: SettingsDep,
-    staying: Staying,
+    history: HistoryDep,
     step: Annotated[int | None, Query(ge=0, description="the newest whole one when absent")] = None,
 ) -> StepTimeline:
     """Return what each rank did in one step, by its own measurement."""
-    read = history.events(store, settings.layout, job.id, frozenset({"span"}), check=staying)
-    events = list(islice(within(read, MOST_BYTES), MOST_SPANS))
+    events = list(islice(within(history.events(job.id, frozenset({"span"})), MOST_BYTES), MOST_SPANS))
     found = _by_step(events)
     if step is not None and step not in found:
         known = f"steps {min(found)} to {max(found)} have some" if found else "no step has any yet"

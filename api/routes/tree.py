@@ -11,8 +11,8 @@ import orjson
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from api.callers import ReadableJob, SettingsDep, StoreDep
-from api.reads import Staying, history
+from api.callers import ReadableJob
+from api.reads import HistoryDep
 from api.requests import Limit, refuse
 from service.jobs.events import BoundsRow
 
@@ -67,9 +67,7 @@ _TREES = TypeAdapter(list[SplitTree])
 def get_job_tree(
     *,
     job: ReadableJob,
-    store: StoreDep,
-    settings: SettingsDep,
-    staying: Staying,
+    history: HistoryDep,
     instance: Annotated[
         int | None, Query(ge=0, description="the instance; without it, the one that was split most")
     ] = None,
@@ -79,7 +77,7 @@ def get_job_tree(
         raise refuse("job_id", f"a {job.kind} job has no searches", job.id, "the id of a verify job")
 
     def read() -> Iterator[dict[str, Any]]:
-        return history.events(store, settings.layout, job.id, frozenset({"tree"}), check=staying)
+        return history.events(job.id, frozenset({"tree"}))
 
     found = {each["instance"]: each["domains"] for each in islice(read(), _MOST_TREES)}
     known = sorted(found)
@@ -118,9 +116,7 @@ class BoundsPage(BaseModel):
 def get_job_bounds(
     *,
     job: ReadableJob,
-    store: StoreDep,
-    settings: SettingsDep,
-    staying: Staying,
+    history: HistoryDep,
     limit: Limit = 100,
     cursor: Annotated[str | None, Query(max_length=20, description="`next_cursor` of the previous page")] = None,
 ) -> BoundsPage:
@@ -129,7 +125,7 @@ def get_job_bounds(
         raise refuse("job_id", f"a {job.kind} job has no bounds", job.id, "the id of a verify job")
     first = _instance(cursor)
     rows = _FirstRows(limit, first)
-    for event in history.events(store, settings.layout, job.id, frozenset({"bound"}), check=staying):
+    for event in history.events(job.id, frozenset({"bound"})):
         rows.take(event)
     chosen = sorted(rows.held)[:limit]
     items = [row for instance in chosen for row in _rows(rows.held[instance])]

@@ -8,7 +8,7 @@ from anyio import from_thread
 from fastapi import APIRouter, Query, Request, Security, status
 from pydantic import BaseModel, Field
 
-from api.callers import Caller, ReadableJob, SettingsDep, StoreDep, Submitter, TargetProject, audit, authenticated
+from api.callers import Caller, ContextDep, ReadableJob, StoreDep, Submitter, TargetProject, audit, authenticated
 from api.deliveries import NamedAddresses, check_recipient
 from api.requests import StrictRoute
 from service.jobs.accounts import ProjectName
@@ -64,11 +64,10 @@ class WebhookSecret(BaseModel):
 
 
 @router.post("/webhooks", status_code=status.HTTP_201_CREATED)
-def create_webhook(
-    body: NewWebhook, request: Request, key: Maintainer, store: StoreDep, settings: SettingsDep
-) -> CreatedWebhook:
+def create_webhook(body: NewWebhook, request: Request, key: Maintainer, context: ContextDep) -> CreatedWebhook:
     """Create a webhook. The secret is in this answer and nowhere else."""
-    if problems := _problems(body, key, settings):
+    store = context.store
+    if problems := _problems(body, key, context.settings):
         raise Rejected(problems)
     project = store.projects.get(body.project).name if body.project is not None else key.project
     states: list[JobState] = list(dict.fromkeys(body.states))

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from api.requests import ProblemError
+from api.requests import ProblemError, resume_point, stream_id
 from api.streams import frames
 from api.streams.frames import Cursor, Form
 from api.streams.hub import Hub
@@ -112,15 +113,25 @@ class StreamCaller(Protocol):
     def project(self) -> str | None: ...
 
 
+def follow_job(
+    hub: Hub, watcher: StreamCaller, job: Job, request: Request, after: str | None, *, types: frozenset[str] | None
+) -> StreamingResponse:
+    """Return an open stream over one job, from where the client was or else from the job's beginning. 429 when there
+    are too many.
+    """
+    point = resume_point(request, after)
+    cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
+    return respond(hub, watcher, cursor, {job.id: job.state}, Form(composite=False, types=types))
+
+
 def respond(
     hub: Hub,
     watcher: StreamCaller,
     cursor: Cursor,
     states: Mapping[str, JobState],
+    form: Form,
     *,
-    types: frozenset[str] | None,
     everything: bool = False,
-    single: bool = False,
 ) -> StreamingResponse:
     """Return an open stream over the jobs of ``states`` (plus those to come, with ``everything``). 429 when too
     many.
@@ -129,8 +140,6 @@ def respond(
         hub.check_room(watcher.credential)
     except TooManyStreams as error:
         raise _too_many(error) from None
-
-    form = Form(composite=not single, types=types)
 
     async def body() -> AsyncIterator[bytes]:
         with hub.subscribe(

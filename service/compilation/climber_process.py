@@ -18,7 +18,6 @@ from service.compilation.plans import SMALL, Plan, choose_plan
 from service.compilation.prepare import Prepared
 from service.compilation.program import Program
 from service.compilation.run.exchange import FileExchange, locked
-from service.compilation.run.observation import RungCase
 from service.compilation.run_seconds import RunSeconds
 from service.jobs.runtime import Stopwatch
 
@@ -82,13 +81,7 @@ class ClimbTask:
                 defers=self.index > beside[0],
                 each_makes_states=not seat.shared[HANDS_ON],
             )
-
-            def is_to_stop() -> bool:
-                return bool(seat.shared[STOP])
-
-            def begins(case: RungCase) -> None:
-                seat.tell(BEGINS, case)
-
+            is_to_stop, begins = lambda: bool(seat.shared[STOP]), partial(seat.tell, BEGINS)
             for result in climb(prepared.program, rungs, [phase], own_plan, is_to_stop, begins=begins):
                 seat.tell(CLIMBED, Climbed(_picklable(result), (watch.began, watch.now), runs=runs.take()))
                 watch = Stopwatch()

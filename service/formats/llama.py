@@ -114,23 +114,12 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     values = {**values, **{name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}}
     for field, allowed in ONLY.items():
         _check_only(field, values.get(field), allowed)
-    given = {own: values[theirs] for own, theirs in FIELDS.items() if values.get(theirs) is not None}
-    if missing := [FIELDS[own] for own in REQUIRED if own not in given]:
-        raise LlamaError(f"config.json has no {missing[0]}")
-    padding, count = given.get("padding_token"), given["vocab_size"]
-    if isinstance(padding, int) and isinstance(count, int) and padding < 0:  # counted from the end, as torch does
-        given["padding_token"] = padding + count
-    defaults = dict(DEFAULTS[values["model_type"]])
-    if FIELDS["kv_heads"] in values:  # null: as many as heads
-        defaults.pop("kv_heads", None)
+    given = _own_fields(values)
     try:
-        longest = given.get("max_sequence", DEFAULTS[values["model_type"]]["max_sequence"])
-        scaling = _read_scaling(rope, values.get(_ORIGINAL), longest)
         config = TransformerConfig.model_validate(
             {
-                **defaults,
                 **given,
-                "rope_scaling": scaling,
+                "rope_scaling": _read_scaling(rope, values.get(_ORIGINAL), given["max_sequence"]),
                 "tied_embeddings": bool(values.get("tie_word_embeddings")),
                 "qkv_bias": values["model_type"] == "qwen2",
             }
@@ -140,6 +129,20 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     if config.head_features * config.heads == config.dim:
         config = config.model_copy(update={"head_dim": None})
     return _within_window(config, values)
+
+
+def _own_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of our fields that have a field of theirs, with its model type's defaults."""
+    given = {own: values[theirs] for own, theirs in FIELDS.items() if values.get(theirs) is not None}
+    if missing := [FIELDS[own] for own in REQUIRED if own not in given]:
+        raise LlamaError(f"config.json has no {missing[0]}")
+    padding, count = given.get("padding_token"), given["vocab_size"]
+    if isinstance(padding, int) and isinstance(count, int) and padding < 0:  # counted from the end, as torch does
+        given["padding_token"] = padding + count
+    defaults = dict(DEFAULTS[values["model_type"]])
+    if FIELDS["kv_heads"] in values:  # null: as many as heads
+        defaults.pop("kv_heads", None)
+    return {**defaults, **given}
 
 
 def _within_window(config: TransformerConfig, values: Mapping[str, Any]) -> TransformerConfig:

@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from service.jobs.text import shortened
 from service.parallel.distributed import rank_and_size
 from service.torch_internals.table import internal
 
@@ -220,7 +221,7 @@ def agree(values: Mapping[str, object]) -> None:
     digest = hashlib.blake2b(json.dumps(own).encode(), digest_size=_DIGEST_BYTES).digest()
     if len(set(_gathered(digest, _DIGEST_BYTES))) == 1:
         return
-    text = json.dumps({name: _shortened(value) for name, value in own.items()}).encode()
+    text = json.dumps({name: shortened(value, _SHOWN) for name, value in own.items()}).encode()
     lengths = _gathered(len(text).to_bytes(_LENGTH_BYTES), _LENGTH_BYTES)
     texts = _gathered(text, max(map(int.from_bytes, lengths)))
     raise DisagreementError(_difference([json.loads(each.rstrip(b"\0")) for each in texts]))
@@ -232,10 +233,6 @@ def _gathered(own: bytes, length: int) -> list[bytes]:
     found: list[Tensor] = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(found, mine)
     return [bytes(each.tolist()) for each in found]
-
-
-def _shortened(value: str) -> str:
-    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
 
 
 def _difference(by_rank: Sequence[Mapping[str, str]]) -> str:

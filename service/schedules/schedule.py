@@ -212,6 +212,15 @@ def lower(
     is taken no earlier than it can be filled; and even sends that wait for their receive can't deadlock, because a
     send waits only for computations that started before its own had ended.
     """
+    arriving = _place_receives(owners, orders)
+    ranks = (_instructions(order, receives, owners) for order, receives in zip(orders, arriving, strict=True))
+    return Schedule(name, micro_batches, owners, tuple(map(tuple, ranks)), trains)
+
+
+def _place_receives(
+    owners: tuple[int, ...], orders: Sequence[Sequence[Instruction]]
+) -> list[dict[int, list[Instruction]]]:
+    """Return the receives of each rank, by the number of computations before them."""
     clock = ScheduleClock(len(owners), orders)
     starts = [[span.start for span in spans] for spans in clock.spans]
     arriving: list[dict[int, list[Instruction]]] = [defaultdict(list) for _ in orders]
@@ -219,16 +228,21 @@ def lower(
         for receive in _receives(span.instruction, owners):
             receiver = owners[receive.stage]
             arriving[receiver][bisect_left(starts[receiver], span.end)].append(receive)
-    ranks = []
-    for rank, order in enumerate(orders):
-        last_weights = {each.stage: index for index, each in enumerate(order) if each.op is Op.BACKWARD_WEIGHT}
-        instructions = list(arriving[rank][0])
-        for index, compute in enumerate(order):
-            instructions += [compute, *arriving[rank][index + 1], *_sends(compute, owners)]
-            if last_weights.get(compute.stage) == index:
-                instructions.append(Instruction(Op.REDUCE, compute.stage, 0))
-        ranks.append(tuple(instructions))
-    return Schedule(name, micro_batches, owners, tuple(ranks), trains)
+    return arriving
+
+
+def _instructions(
+    order: Sequence[Instruction], receives: dict[int, list[Instruction]], owners: tuple[int, ...]
+) -> Iterator[Instruction]:
+    """Yield a rank's computations, and their messages and reductions among them."""
+    last_weights = {each.stage: index for index, each in enumerate(order) if each.op is Op.BACKWARD_WEIGHT}
+    yield from receives[0]
+    for index, compute in enumerate(order):
+        yield compute
+        yield from receives[index + 1]
+        yield from _sends(compute, owners)
+        if last_weights.get(compute.stage) == index:
+            yield Instruction(Op.REDUCE, compute.stage, 0)
 
 
 def _sends(compute: Instruction, owners: tuple[int, ...]) -> Iterator[Instruction]:

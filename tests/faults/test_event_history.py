@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from waiting import LIMIT_S, eventually
 from worker_fleet import SHORT_LEASES, Fleet, MortalBroker, processes_of
 
-from api.reads import history
+from api.reads import EventHistory
 from service.jobs.events import event_key, rank_file
 from service.jobs.records import AttemptRef
 from workers.supervisor.collector import METRIC, select_unrelayed
@@ -29,7 +29,7 @@ def on_disk(fleet: Fleet, ref: AttemptRef) -> int:
 
 def shown(fleet: Fleet, ref: AttemptRef) -> list[int]:
     """Steps of the metrics that the API shows."""
-    return sorted({event["step"] for event in history.events(fleet.store, fleet.data, ref.job_id, METRIC)})
+    return sorted({event["step"] for event in EventHistory(fleet.store, fleet.data).events(ref.job_id, METRIC)})
 
 
 def run_again(fleet: Fleet, ref: AttemptRef) -> AttemptRef:

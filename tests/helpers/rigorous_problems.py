@@ -38,6 +38,20 @@ def exactly(module: nn.Sequential, x: Sequence[float]) -> list[Fraction]:
     return values
 
 
+def check_exactly(module: nn.Sequential, points: Tensor, bounds: Tensor) -> None:
+    """No output over the rational numbers is beyond its bounds: first all lower ones, then all upper ones, negated."""
+    for x in points.tolist():
+        values = exactly(module, x)
+        lower, upper = bounds[0, : len(values)].tolist(), bounds[0, len(values) :].tolist()
+        for value, low, high in zip(values, lower, upper, strict=True):
+            assert Fraction(low) <= value <= -Fraction(high)
+
+
+def corners(box: Interval, count: int, seed: int = 6) -> Tensor:
+    is_upper = torch.rand(count, box.lower.shape[1], generator=torch.Generator().manual_seed(seed)) < 0.5
+    return torch.where(is_upper, box.upper, box.lower)
+
+
 def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor) -> Tensor:
     return rigorous_crown(network, box, BoundOptions()).lower_bounds(rows)
 

@@ -24,7 +24,6 @@ from trivet.errors import Refused, TrivetError, Unreachable
 from trivet.terminal import Terminal
 
 if TYPE_CHECKING:
-    from service.jobs.records import ListedJob
     from trivet.client import Client
 
 _OFFERED = 50
@@ -44,12 +43,8 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
             found = service.job_page(limit=_OFFERED).items
     except (TrivetError, OSError, ValueError):
         return []
-    safe = (job for job in found if job.id == visible(job.id))
-    return [(job.id, _describe_job(job)) for job in safe if job.id.startswith(incomplete)]
-
-
-def _describe_job(job: ListedJob) -> str:
-    return visible(f"{job.state} {job.kind} {job.name}").replace("\n", " ")
+    matching = (job for job in found if job.id == visible(job.id) and job.id.startswith(incomplete))
+    return [(job.id, visible(f"{job.state} {job.kind} {job.name}").replace("\n", " ")) for job in matching]
 
 
 _ELSEWHERE = (

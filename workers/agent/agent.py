@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -124,6 +124,21 @@ def _supervisor_command(policy: JobPolicy, command: Sequence[str] = SUPERVISOR) 
     return (*command, HOST_NAMESPACES) if policy.isolation == "none" else tuple(command)
 
 
+def _host_report(settings: Settings, policy: JobPolicy, address: str) -> HostReport:
+    """Return what this host tells the service of itself, but for what changes from beat to beat."""
+    cuda = usable_devices(installed_torch(), cuda_devices({}), cuda_devices(os.environ))
+    slots = cpu_slots(settings.cpu_slots)
+    return HostReport(
+        name=settings.worker_name,
+        address=address,
+        cuda=cuda,
+        cpu_slots=slots,
+        threads=threads_by_pool({"cuda": len(cuda), "cpu": slots}, os.environ),
+        versions=versions(),
+        isolation=("limits",) if policy.isolation == "none" else available(),
+    )
+
+
 def open_desks(settings: Settings, store: Store) -> list[LauncherDesk]:
     """Return a desk for each launcher that this worker's settings name. Raises ``ValueError`` for an unknown launcher.
 
@@ -173,19 +188,7 @@ class Agent:
             restart_after_s=chores.restart_after_s,
             idle_s=settings.warm_idle_s,
         )
-        cuda, slots = (
-            usable_devices(installed_torch(), cuda_devices({}), cuda_devices(os.environ)),
-            cpu_slots(settings.cpu_slots),
-        )
-        self._report = HostReport(
-            name=self._host,
-            address=self._address,
-            cuda=cuda,
-            cpu_slots=slots,
-            threads=threads_by_pool({"cuda": len(cuda), "cpu": slots}, os.environ),
-            versions=versions(),
-            isolation=("limits",) if self._policy.isolation == "none" else available(),
-        )
+        self._report = _host_report(settings, self._policy, self._address)
         self._desks = open_desks(settings, self._store)
         self._stop = threading.Event()
         self._meter, self._tracing = Meter(), tracing_for("agent", os.environ)
@@ -196,19 +199,9 @@ class Agent:
         """Work until SIGTERM or SIGINT, in the main thread. Supervisors at work are left alone, unless the settings say
         that a worker stops its jobs.
         """
-        every = self._chores
-        beat_s = self._limits.heartbeat_s / every.beats_per_life
         threads = [
             threading.Thread(target=self._repeat, args=(work, pause), name=name, daemon=True)
-            for name, work, pause in (
-                ("heartbeat", self._beat, lambda: beat_s),
-                ("dispatch", self._dispatch, lambda: every.dispatch_s * self._fleet),
-                ("preemption", self._make_room, lambda: every.reap_s * self._fleet),
-                ("sweeps", self._stop_early, lambda: every.reap_s * self._fleet),
-                ("reaper", self._reap, lambda: every.reap_s * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
-                ("expiry", self._expire, lambda: every.expire_s * self._fleet),
-                *((desk.name, desk.tend, lambda: every.launch_s) for desk in self._desks),
-            )
+            for name, work, pause in self._list_chores()
         ]
         logger.info("%s", self._describe_host())
         for thread in threads:
@@ -222,14 +215,31 @@ class Agent:
                 self._store.attempts.tell_news()
             for thread in threads:
                 thread.join()
-            self._supervisors.close()
-            if self._settings.stop_jobs:
-                sign_off(self._store, self._host)  # so that nothing more is placed here meanwhile
-                grace_s, report_within_s = self._settings.stop_grace_s, every.report_within_s
-                self._registry.stop_all(self._supervisors.at_work(), grace_s, report_within_s)
-            sign_off(self._store, self._host)
-            self._store.close()
-            self._tracing.close()
+            self._leave()
+
+    def _list_chores(self) -> Iterator[tuple[str, Callable[[], Any], Callable[[], float]]]:
+        """Yield name, work and pause of each chore."""
+        every = self._chores
+        beat_s = self._limits.heartbeat_s / every.beats_per_life
+        yield "heartbeat", self._beat, lambda: beat_s
+        yield "dispatch", self._dispatch, lambda: every.dispatch_s * self._fleet
+        yield "preemption", self._make_room, lambda: every.reap_s * self._fleet
+        yield "sweeps", self._stop_early, lambda: every.reap_s * self._fleet
+        yield "reaper", self._reap, lambda: every.reap_s * self._fleet * random.uniform(0.5, 1.5)  # noqa: S311
+        yield "expiry", self._expire, lambda: every.expire_s * self._fleet
+        for desk in self._desks:
+            yield desk.name, desk.tend, lambda: every.launch_s
+
+    def _leave(self) -> None:
+        """Take this host out of the service, with its jobs if they end with their worker."""
+        self._supervisors.close()
+        if self._settings.stop_jobs:
+            sign_off(self._store, self._host)  # so that nothing more is placed here meanwhile
+            grace_s, report_within_s = self._settings.stop_grace_s, self._chores.report_within_s
+            self._registry.stop_all(self._supervisors.at_work(), grace_s, report_within_s)
+        sign_off(self._store, self._host)
+        self._store.close()
+        self._tracing.close()
 
     def _describe_host(self) -> str:
         """Return a description of this host and its broker, whose address may hold a password."""

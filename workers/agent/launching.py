@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -79,17 +79,7 @@ class Planner:
         """Return the requests and cancellations at ``now``, in monotonic seconds. ``known`` has every job of the
         allocations.
         """
-        useful = dict[str, Booking]()
-        useless = list[Booking]()
-        idle = [one.id for one in allocations if not one.is_waiting and _is_queued(known.get(one.job_id))]
-        self.idle_since = {name: self.idle_since.get(name, now) for name in idle}
-        for allocation in sorted(allocations, key=lambda one: (one.is_waiting, one.id)):
-            is_late = now - self.idle_since.get(allocation.id, now) >= self.starts_within_s
-            if allocation.job_id not in useful and not is_late and _is_of_use(allocation, known.get(allocation.job_id)):
-                useful[allocation.job_id] = allocation
-            else:
-                useless.append(allocation)
-        self.useless_since = {one.id: self.useless_since.get(one.id, now) for one in useless}
+        useful, useless = self._sort_by_use(known, allocations, now)
         held = {one.job_id for one in allocations if now - self.useless_since.get(one.id, now) < 2 * self.patience_s}
         wanted = [job for job in pending if job.job_id not in held]
         queued = {job.job_id for job in pending} | {job_id for job_id, job in known.items() if job.state == "queued"}
@@ -101,6 +91,23 @@ class Planner:
             cancel=[one for one in useless if one.is_waiting or now - self.useless_since[one.id] >= self.patience_s],
             reasons={job_id: said for job_id, said in reasons.items() if said},
         )
+
+    def _sort_by_use(
+        self, known: Mapping[str, KnownJob], allocations: Sequence[Booking], now: float
+    ) -> tuple[dict[str, Booking], list[Booking]]:
+        """Return a useful allocation of each job that has one, and all useless ones; note since when they are."""
+        useful = dict[str, Booking]()
+        useless = list[Booking]()
+        idle = [one.id for one in allocations if not one.is_waiting and _is_queued(known.get(one.job_id))]
+        self.idle_since = {name: self.idle_since.get(name, now) for name in idle}
+        for allocation in sorted(allocations, key=lambda one: (one.is_waiting, one.id)):
+            is_late = now - self.idle_since.get(allocation.id, now) >= self.starts_within_s
+            if allocation.job_id not in useful and not is_late and _is_of_use(allocation, known.get(allocation.job_id)):
+                useful[allocation.job_id] = allocation
+            else:
+                useless.append(allocation)
+        self.useless_since = {one.id: self.useless_since.get(one.id, now) for one in useless}
+        return useful, useless
 
     def requested(self, job_id: str, now: float, said: str = "") -> None:
         """Note a request, and the scheduler's words if it refused."""
@@ -140,9 +147,9 @@ class LauncherDesk:
         self._outage = ""
         self._taken_back = frozenset[str]()
 
-    def tend(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def tend(self) -> None:
         """Compare once, and act on it, unless another worker does."""
-        self._describe(clock())
+        self._describe(time.monotonic())
         if not self._store.launching.hold(self.name, self._worker, _HOLD_S):
             return
         try:
@@ -151,11 +158,11 @@ class LauncherDesk:
         except LauncherUnavailable as error:
             self._note_outage(str(error))
             return
-        plan = self._planner.plan(pending, known, allocations, clock())
+        plan = self._planner.plan(pending, known, allocations, time.monotonic())
         self._note_outage(self._take_back(plan.cancel))
         reasons = dict(plan.reasons)
         for job in plan.request:
-            reasons[job.job_id] = self._request(job, clock())
+            reasons[job.job_id] = self._request(job, time.monotonic())
         self._store.launching.tell(self.name, reasons)
 
     def delete_old_logs(self) -> None:

@@ -58,28 +58,37 @@ def restrict(
     version 6 (Linux 6.12), signals and abstract sockets reach only processes under the same restriction; with any
     version, other processes' memory and environment are out of reach.
     """
-    version = abi()
-    handled = _ALL | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    scoped = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= 6 else 0
-    attributes = struct.pack("QQQ", handled, 0, scoped) if version >= 6 else struct.pack("Q", handled)
-    ruleset = checked(
-        "Landlock", _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
-    )
+    ruleset, handled = _make_ruleset()
     hidden = [path.resolve() for path in secret]
     try:
         for paths, rights in ((read, _READ), (write, _READ | _CHANGE), (write_files, _READ | _WRITE_FILE | _TRUNCATE)):
             for each in paths:
-                path = each.path if isinstance(each, Grant) else each.resolve()
-                for granted, only_names in _without(path, hidden):
-                    allowed = (_READ_DIR if only_names else rights) & handled
-                    if isinstance(each, Grant) and granted == path:
-                        _add_rule(ruleset, each.descriptor, allowed)
-                    else:
-                        _grant(ruleset, granted, allowed)
+                _grant_below(ruleset, each, rights & handled, hidden)
         forbid_new_privileges()
         checked("Landlock", _libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)))
     finally:
         os.close(ruleset)
+
+
+def _make_ruleset() -> tuple[int, int]:
+    """Return a ruleset's descriptor, and the rights that it takes away from whatever is not granted."""
+    version = abi()
+    handled = _ALL | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    scoped = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= 6 else 0
+    attributes = struct.pack("QQQ", handled, 0, scoped) if version >= 6 else struct.pack("Q", handled)
+    made = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    return checked("Landlock", made), handled
+
+
+def _grant_below(ruleset: int, given: Path | Grant, rights: int, hidden: list[Path]) -> None:
+    """Grant rights at and below a path, but for what is hidden there."""
+    path = given.path if isinstance(given, Grant) else given.resolve()
+    for granted, only_names in _without(path, hidden):
+        allowed = _READ_DIR if only_names else rights
+        if isinstance(given, Grant) and granted == path:
+            _add_rule(ruleset, given.descriptor, allowed)
+        else:
+            _grant(ruleset, granted, allowed)
 
 
 def _without(path: Path, secret: list[Path]) -> Iterator[tuple[Path, bool]]:

@@ -85,18 +85,6 @@ class Kubernetes(Launcher):
         """Return the Job for a request, made from the operator's template. Raises :class:`LauncherUnavailable`."""
         count, size = pods(request.ranks, request.max_hosts, self._options.devices_per_pod)
         name, labels = f"{NAME}{secrets.token_hex(5)}", {_SERVICE: self.context.service, _JOB: request.job_id}
-        has_gpus = (self._options.auto if request.device == "auto" else request.device) == "cuda"
-        resource = self._options.gpu_resource if has_gpus else "cpu"
-        facts = {"namespace": self._options.namespace, "job": name}
-        if self._options.queue:
-            facts["queue"] = self._options.queue
-        told = {
-            "name": name,
-            "ranks": request.ranks,
-            "size": size,
-            "pool": "cuda" if has_gpus else "cpu",
-            "facts": facts,
-        }
         job = copy.deepcopy(self._template)
         job["metadata"] = {**job.get("metadata", {}), "name": name}
         job["metadata"]["labels"] = {**job["metadata"].get("labels", {}), **labels}
@@ -114,12 +102,22 @@ class Kubernetes(Launcher):
         template.setdefault("metadata", {}).setdefault("labels", {}).update(labels)
         template["spec"]["restartPolicy"] = "Never"
         template["spec"]["terminationGracePeriodSeconds"] = math.ceil(self.context.stop_grace_s + REPORT_S)
-        container = template["spec"]["containers"][0]
+        self._fill_container(template["spec"]["containers"][0], request, name, size)
+        return job
+
+    def _fill_container(self, container: dict[str, Any], request: AllocationRequest, name: str, size: int) -> None:
+        """Let a pod's container run the command on its ``size`` devices, and tell it which allocation it belongs to."""
+        has_gpus = (self._options.auto if request.device == "auto" else request.device) == "cuda"
+        resource = self._options.gpu_resource if has_gpus else "cpu"
+        facts = {"namespace": self._options.namespace, "job": name}
+        if self._options.queue:
+            facts["queue"] = self._options.queue
+        pool = "cuda" if has_gpus else "cpu"
+        told = {"name": name, "ranks": request.ranks, "size": size, "pool": pool, "facts": facts}
         container["command"] = list(request.command)
         container["env"] = [*container.get("env", []), {"name": _HERE, "value": json.dumps(told)}]
         for kind in ("requests", "limits") if has_gpus else ("requests",):
             container.setdefault("resources", {}).setdefault(kind, {})[resource] = str(size)
-        return job
 
     def allocations(self) -> list[Booking]:
         """Return the Jobs of this service that have neither ended nor been deleted."""

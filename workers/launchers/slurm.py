@@ -98,15 +98,14 @@ class Slurm(Launcher):
             f"--output={folder}/{request.job_id}.log",
             f"--chdir={folder}",
         ]
-        if request.device == "cuda" or (request.device == "auto" and self._has_gpus()):
+        if request.device == "cuda" or (
+            request.device == "auto" and "gpu" in ask("sinfo", "--noheader", "--format=%G")
+        ):
             options.append("--gpus-per-task=1")
         if request.timeout_s is not None:
             seconds = request.timeout_s + self.context.stop_grace_s + _MARGIN_S
             options.append(f"--time={math.ceil(seconds / 60)}")
         return [*options, *self._further]
-
-    def _has_gpus(self) -> bool:
-        return "gpu" in ask("sinfo", "--noheader", "--format=%G")
 
 
 _OVER = frozenset(

@@ -88,25 +88,24 @@ class _PartRun:
         self._oom_kills = oom_kills()
         self._record = GrowingFile(host_file(self._folder, claim.ref.host, leads=claim.leads))
         attempts, disk = store.attempts, self._disk.run
-        lose, thresholds = self._cause.lose, Thresholds(claim.spec.notify)
-        self._uploader = Uploader(
-            attempts, claim.ref, self._record, lose, thresholds=thresholds, disk=disk, settings=settings
+        thresholds = Thresholds(claim.spec.notify)
+        self._uploader = uploader = Uploader(
+            attempts, claim.ref, self._record, self._cause.lose, thresholds=thresholds, disk=disk, settings=settings
         )
-        put, record = self._uploader.put, self._uploader.record
         self._mirror = Mirror(claim, self._layout, store.artifacts, store.files, settings, lambda: self._cause.is_lost)
-        store_away = self._mirror.publish
-        self._publisher = Publisher(attempts, claim.ref, self._paths, put, record, settings=settings, store=store_away)
-        self._socket = RankSocket(
+        self._publisher = Publisher(
+            attempts, claim.ref, self._paths, uploader, settings=settings, store=self._mirror.publish
+        )
+        self._socket = socket = RankSocket(
             group.socket,
             self._folder,
-            say=put,
-            offer=self._uploader.offer,
+            say=uploader.put,
+            offer=uploader.offer,
             alarm=lambda: self._cause.end("rank_failed"),
             admission=Admission(secrets.token_hex(16), claim.ranks, os.getpid()),
             settings=settings,
             most_log_bytes=self._order.policy.most_log_bytes,
         )
-        socket, uploader = self._socket, self._uploader
         self._collector = Collector(
             self._folder, socket, uploader, take=self._take, recover=self._recover, disk=disk, settings=settings
         )

@@ -98,23 +98,28 @@ class JobPolicy:
         files = [name(attempt, rank) for rank in claim.ranks for name in (rank_file, stacks_file)]
         read.append(job.root)
         write = [job.artifacts, job.checkpoints, job.work(claim.ref.attempt), *files, *write]
-        layout.cache.mkdir(parents=True, exist_ok=True)
-        own = OF_OWNER + hashlib.sha256(owner.encode()).hexdigest()[:32]
-        with Folder.open(layout.cache) as cache:
-            cache.make(own, 0o700).close()
         covered = [layout.root, *_broker_folder(broker_url, [*write, Path(tempfile.gettempdir())])]
         return Confinement(
             mode=self.isolation,
             limits=self.limits if claim.share.pool == "cpu" else replace(self.limits, niceness=0),
             read=tuple(map(str, read)),
             write=tuple(map(str, write)),
-            private=(str(layout.cache / own),),
+            private=(str(_make_cache(layout, owner)),),
             secret=(*self.secret, *map(str, covered)),
             covered=tuple(map(str, covered)),
             own_network=len(claim.shares) == 1,
             needs=_NEEDED_BY_CODE if claim.spec.brings_code else (),
             cuda=claim.share.pool == "cuda",
         )
+
+
+def _make_cache(layout: DataLayout, owner: str) -> Path:
+    """Return the owner's cache of files derived from uploads, and make it if there is none."""
+    layout.cache.mkdir(parents=True, exist_ok=True)
+    own = OF_OWNER + hashlib.sha256(owner.encode()).hexdigest()[:32]
+    with Folder.open(layout.cache) as cache:
+        cache.make(own, 0o700).close()
+    return layout.cache / own
 
 
 @cache

@@ -59,13 +59,16 @@ def run(group: Group, program: Sequence[str]) -> int:
         if not line:
             return 0
         order = SupervisorOrder.from_line(line)
-        fields: dict[str, str | int] = {
-            "process": "supervisor",
-            "job": order.job_id,
-            "attempt": order.attempt,
-            "host": order.host,
-        }
-        log_to_stderr("info", f"%(asctime)s {order.ref} %(levelname)s %(message)s", order.log_format, **fields)
+        layout = f"%(asctime)s {order.ref} %(levelname)s %(message)s"
+        log_to_stderr(
+            "info",
+            layout,
+            order.log_format,
+            process="supervisor",
+            job=order.job_id,
+            attempt=order.attempt,
+            host=order.host,
+        )
         registry = SupervisorRegistry(DataLayout(Path(order.data)).host(order.host))
         with contextlib.ExitStack() as stack:
             try:

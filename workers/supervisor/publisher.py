@@ -24,6 +24,7 @@ from service.jobs.store.artifacts import FOLDER
 from workers import event_protocol
 from workers.supervisor.lease import retry_until
 from workers.supervisor.settings import SupervisorSettings
+from workers.supervisor.uploader import Uploader
 
 _CHUNK = 1 << 20
 _MOST_WAITING = 20_000
@@ -152,14 +153,13 @@ class Publisher:
         attempts: Attempts,
         ref: AttemptRef,
         paths: JobPaths,
-        say: Callable[[Event], None],
-        record: Callable[[Event], None],
+        uploader: Uploader,
         *,
         settings: SupervisorSettings,
         store: Callable[[Artifact], None],
     ) -> None:
         self._store = store
-        self._attempts, self._ref, self._paths, self._say, self._record = attempts, ref, paths, say, record
+        self._attempts, self._ref, self._paths, self._uploader = attempts, ref, paths, uploader
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
@@ -198,7 +198,7 @@ class Publisher:
             said = (
                 f"{self.beyond_limits} artifacts were not taken, because the job has as many or as large ones as it may"
             )
-            self._say(event_protocol.log_event(said))
+            self._uploader.put(event_protocol.log_event(said))
 
     async def _publish(self, event: ArtifactEvent, taken: Callable[[], Artifact]) -> None:
         async with self._turn:
@@ -210,11 +210,11 @@ class Publisher:
                 self.beyond_limits += 1
                 if self.beyond_limits == 1:
                     said = f"artifact {event['name']!r} was not taken: {refusal}"
-                    self._say(event_protocol.log_event(said, rank=event["rank"]))
+                    self._uploader.put(event_protocol.log_event(said, rank=event["rank"]))
             except (UnusableArtifact, ValueError, OSError) as error:
-                self._say(event_protocol.log_event(f"artifact {event['name']!r}: {error}", rank=event["rank"]))
+                self._uploader.put(event_protocol.log_event(f"artifact {event['name']!r}: {error}", rank=event["rank"]))
             except (Superseded, StoreUnavailable):
                 pass  # another attempt has taken over; the supervisor learns it from its lease
             else:
                 described = {**event, "bytes": artifact.bytes, "sha256": artifact.sha256}
-                self._record(cast(Event, described))
+                self._uploader.record(cast(Event, described))

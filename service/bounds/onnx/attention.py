@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf, sqrt
 
 import numpy as np
@@ -38,13 +38,11 @@ def _fused_attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     _refuse_inputs(call, values, (4, 6, *range(7, len(values))))
     if call.attributes.get("do_rotary", 0) or any(call.outputs[1:]):
         raise call.refuse("rotary embeddings, and outputs after the first, are not supported")
-    projected, bias, heads = torch.matmul(values[0].float, values[1].float), optional(values, 2), _heads_of(call)
+    projected, bias = torch.matmul(values[0].float, values[1].float), optional(values, 2)
     projected = projected if bias is None else projected + bias.float
     sizes = [int(each) for each in call.attributes.get("qkv_hidden_sizes", [projected.shape[-1] // 3] * 3)]
-    query, key, values_ = (_heads(each, heads) for each in torch.split(projected, sizes, dim=-1))
     mask = _sum(_padding(call, optional(values, 3)), _bias(call, optional(values, 5)))
-    causal = bool(call.attributes.get("unidirectional", 0))
-    return [_side_by_side(_attended(call, query, key, values_, mask, causal=causal))]
+    return _attended_by_heads(call, torch.split(projected, sizes, dim=-1), mask)
 
 
 def _multi_head_attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
@@ -53,19 +51,18 @@ def _multi_head_attention(call: Call, values: Values, shape: Shape) -> list[Tens
     given = [optional(values, index) for index in range(3)]
     if any(each is None or len(each.shape) != 3 for each in given) or any(call.outputs[1:]):
         raise call.refuse("queries, keys and values of three dimensions each, and one output, are supported")
-    heads, bias = _heads_of(call), optional(values, 3)
-    flat = [each.float for each in given if each is not None]
+    bias, flat = optional(values, 3), [each.float for each in given if each is not None]
     if bias is not None:
         parts = torch.split(bias.float, [each.shape[-1] for each in flat], dim=-1)
         flat = [each + part for each, part in zip(flat, parts, strict=True)]
-    query, key, values_ = (_heads(each, heads) for each in flat)
-    mask = _sum(_padding(call, optional(values, 4)), _bias(call, optional(values, 5)))
+    return _attended_by_heads(call, flat, _sum(_padding(call, optional(values, 4)), _bias(call, optional(values, 5))))
+
+
+def _attended_by_heads(call: Call, flat: Iterable[Tensor], mask: Mask) -> list[Tensor]:
+    """Attend with queries, keys and values of heads that are side by side, as the result's are."""
+    query, key, values = (_heads(each, int(call.attributes["num_heads"])) for each in flat)
     causal = bool(call.attributes.get("unidirectional", 0))
-    return [_side_by_side(_attended(call, query, key, values_, mask, causal=causal))]
-
-
-def _heads_of(call: Call) -> int:
-    return int(call.attributes["num_heads"])
+    return [_side_by_side(_attended(call, query, key, values, mask, causal=causal))]
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:

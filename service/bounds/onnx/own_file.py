@@ -14,7 +14,7 @@ from onnx import helper
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.reading import CannotRunError
 from service.bounds.operators.conversion import Array
-from service.formats.onnx import batch_of_one, first_line, inputs_of, read_message
+from service.formats.onnx import batch_of_one, first_line, inputs_of, read_message, with_outputs
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class OwnFile:
     def _session(self) -> tuple[Any, list[tuple[str, tuple[int, ...], np.dtype[Any]]]]:
         import onnxruntime  # noqa: PLC0415 - it starts a thread, which a process to be forked must not have
 
-        model = _with_outputs(read_message(self.read()), self.outputs)
+        model = _with_named_outputs(read_message(self.read()), self.outputs)
         inputs = [
             (each.name, batch_of_one(each), helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type))
             for each in inputs_of(model)
@@ -69,11 +69,7 @@ def _in_type(numbers: Array, kind: np.dtype[Any]) -> Array:
     return np.clip(np.floor(numbers.astype(np.float64) + 0.5), ends.min, ends.max).astype(kind)
 
 
-def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+def _with_named_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return the model with these outputs, in this order; a map of scores is replaced by the tensor behind it."""
     own = {output.name: output for output in model.graph.output}
-    kept = [own.get(name) or helper.make_empty_tensor_value_info(name) for name in names]
-    kept = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in kept]
-    del model.graph.output[:]
-    model.graph.output.extend(kept)
-    return model
+    return with_outputs(model, (own.get(name) or helper.make_empty_tensor_value_info(name) for name in names))

@@ -97,11 +97,8 @@ class Power(SmoothActivation):
             return "its exponent is a tensor; a number is supported"
         return super().refusal(node)
 
-    def exponent_of(self, node: Node) -> float:
-        return float(node.arguments["exponent"] if self.exponent is None else self.exponent)
-
     def smooth(self, node: Node) -> SmoothFunction:
-        return _power(self.exponent_of(node))
+        return _power(float(node.arguments["exponent"] if self.exponent is None else self.exponent))
 
 
 class SquareRoot(Power):

@@ -43,8 +43,8 @@ class Replays:
     ``transfers`` are those of the program's eager code, from the stand-in for its ``device`` to the host.
     """
 
-    def __init__(self, device: torch.device, generation: Callable[[], int] = lambda: 0) -> None:
-        self.generation = generation
+    def __init__(self, device: torch.device) -> None:
+        self.generation: Callable[[], int] = lambda: 0
         self.transfers = Transfers(device, self._owns)
         self.recorded, self.replayed = 0, 0
         self._root = self._current = _Place()

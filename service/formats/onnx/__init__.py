@@ -24,7 +24,7 @@ from service.formats.onnx.joined import JoinedPart, join_networks
 from service.formats.onnx.kinds import FLOATS, OnnxError, first_line
 from service.formats.onnx.model_file import INNER, OPSETS, Outline, opset_of, outline, outline_of, parse
 from service.formats.onnx.operators import OPERATORS, advice
-from service.formats.onnx.outputs import texts_in
+from service.formats.onnx.outputs import texts_in, with_outputs
 from service.formats.onnx.pools import ONLY_PADDING, holds_padding_only, listed, pads_of, windows_along
 
 __all__ = [
@@ -71,5 +71,6 @@ __all__ = [
     "unpacked",
     "windows_along",
     "with_labels",
+    "with_outputs",
     "working_nodes",
 ]

@@ -101,9 +101,14 @@ def with_real_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
         clip = _within(model, integer, kind, f"{real}.whole", f"{real}.held")
         added += [*clip, helper.make_node("Cast", [f"{real}.held" if clip else f"{real}.whole"], [name], to=integer)]
         value.name, value.type.tensor_type.elem_type = real, kind
-    nodes = list(model.graph.node)
+    return _beginning_with(added, model)
+
+
+def _beginning_with(added: Sequence[onnx.NodeProto], model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with these nodes before its own."""
+    nodes = [*added, *model.graph.node]
     del model.graph.node[:]
-    model.graph.node.extend([*added, *nodes])
+    model.graph.node.extend(nodes)
     return model
 
 
@@ -119,10 +124,7 @@ def with_narrow_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
         name, value.name = value.name, _free_name(model, f"{value.name}.narrow")
         value.type.tensor_type.elem_type = TensorProto.FLOAT
         added.append(helper.make_node("Cast", [value.name], [name], to=TensorProto.DOUBLE))
-    nodes = list(model.graph.node)
-    del model.graph.node[:]
-    model.graph.node.extend([*added, *nodes])
-    return model
+    return _beginning_with(added, model)
 
 
 def _computes_in_float32(graph: onnx.GraphProto) -> bool:

@@ -49,10 +49,14 @@ def scores_only(model: onnx.ModelProto, found: Dependence, supported: Collection
         for output in model.graph.output
         if output.name not in labels and not _is_text(output) and _is_score(found.needed([output.name]), supported)
     ]
-    if kept and len(kept) < len(model.graph.output):
-        kept = [onnx.ValueInfoProto.FromString(output.SerializeToString()) for output in kept]
-        del model.graph.output[:]
-        model.graph.output.extend(kept)
+    return with_outputs(model, kept) if kept and len(kept) < len(model.graph.output) else model
+
+
+def with_outputs(model: onnx.ModelProto, outputs: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
+    """Return the model with these outputs, which may be some of its own, in place of all of them."""
+    copies = [onnx.ValueInfoProto.FromString(output.SerializeToString()) for output in outputs]
+    del model.graph.output[:]
+    model.graph.output.extend(copies)
     return model
 
 

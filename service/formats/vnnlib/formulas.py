@@ -126,15 +126,20 @@ def formula(tree: Tree, declared: Scope, expansion: Expansion, near: Token, hold
         parts = [formula(part, declared, expansion, head, holds) for part in rest]
         return _combine(parts, (head.text == "or") is holds, expansion, head)
     if head.text == "not":
-        if len(rest) != 1:
-            raise head.refuse(f"one formula, not {len(rest)},")
-        return formula(rest[0], declared, expansion, head, not holds)
+        return formula(only_formula(head, rest), declared, expansion, head, not holds)
     if head.text != "=>":
         raise head.refuse(f"and, or, not, => or one of {' '.join(declared.relations)}")
     if len(rest) < 2:
         raise head.refuse(f"two formulas, not {len(rest)},")
     premises = [formula(part, declared, expansion, head, not holds) for part in rest[:-1]]
     return _combine([*premises, formula(rest[-1], declared, expansion, head, holds)], holds, expansion, head)
+
+
+def only_formula(head: Token, rest: Sequence[Tree]) -> Tree:
+    """Return the formula after a word that takes one."""
+    if len(rest) != 1:
+        raise head.refuse(f"one formula, not {len(rest)},")
+    return rest[0]
 
 
 def _simple(tree: SimpleComparison, declared: Scope, holds: bool) -> Constraint:
@@ -293,9 +298,7 @@ def _statement(tree: list[Tree], declared: Declared, expansion: Expansion, asser
     if not isinstance(head, Token):
         raise first(tree).refuse(STATEMENTS)
     if head.text == "assert":
-        if len(rest) != 1:
-            raise head.refuse(f"one formula, not {len(rest)},")
-        assertions.append(formula(rest[0], declared, expansion, head))
+        assertions.append(formula(only_formula(head, rest), declared, expansion, head))
     elif head.text in ("declare-const", "declare-fun"):
         name, index = _declaration(head, rest)
         if index in declared.lines[name]:

@@ -22,7 +22,7 @@ from service.formats.vnnlib.declared import (
     Role,
     shape_of,
 )
-from service.formats.vnnlib.formulas import Conjunction, Expansion, combine, formula
+from service.formats.vnnlib.formulas import Conjunction, Expansion, combine, formula, only_formula
 from service.formats.vnnlib.query import Halfspace, Query, VnnlibError
 from service.formats.vnnlib.terms import Constraint, LinearConstraint, Token, Tree, first, trees
 
@@ -79,9 +79,7 @@ def read_networks(text: str) -> DeclaredQuery:
         if place == 0:
             _check_version(head, rest)
         elif head.text == "assert" and declared.networks:
-            if len(rest) != 1:
-                raise head.refuse(f"one formula, not {len(rest)},")
-            assertions.append(formula(rest[0], declared, expansion, head))
+            assertions.append(formula(only_formula(head, rest), declared, expansion, head))
         elif head.text == "declare-network" and not assertions:
             declared.add(_network(head, rest, declared))
         else:

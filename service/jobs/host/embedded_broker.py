@@ -29,6 +29,7 @@ from service.jobs.host.processes import end_processes, holders, wait_or_kill
 _MINIMUM_VERSION = (7, 2)
 Fsync = Literal["always", "everysec", "no"]
 _LOCK = "lock"
+_ENDS_WITHIN_S = 10.0
 _LONGEST_SOCKET_PATH = 100
 """``sun_path`` holds 108 bytes on Linux and 104 on macOS."""
 
@@ -108,15 +109,15 @@ class EmbeddedBroker:
             self.process.wait()
             raise
 
-    def end_server(self, *, within_s: float = 10.0) -> None:
+    def end_server(self) -> None:
         """Let the server flush and exit; kill it only when it does not."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            wait_or_kill(self.process, within_s)
+            wait_or_kill(self.process, _ENDS_WITHIN_S)
 
-    def stop(self, *, within_s: float = 10.0) -> None:
+    def stop(self) -> None:
         """End the server, and give up its folder."""
-        self.end_server(within_s=within_s)
+        self.end_server()
         self.socket.unlink(missing_ok=True)
         if self.socket.parent != self.folder.resolve():
             with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,14 +38,19 @@ class Process:
         return Process.of(self.pid) == self
 
 
+def send_to_each(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to those processes that still live."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
 def end_tree(pid: int) -> None:
     """End all processes below this one, and this one last: until then they may start others, but lose no parent."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         while below := [each for each in root.children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]:
-            for each in below:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
+            send_to_each(below, signal.SIGKILL)
             psutil.wait_procs(below, timeout=_PAUSE_S)
         root.kill()
 
@@ -99,7 +105,5 @@ def end_processes(processes: Iterable[psutil.Process], within_s: float) -> None:
             process.terminate()
             process.resume()
     _, alive = psutil.wait_procs(alive, timeout=within_s)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    send_to_each(alive, signal.SIGKILL)
     psutil.wait_procs(alive)

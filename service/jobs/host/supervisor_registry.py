@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from service.jobs.files import atomic_write, remove_tree, set_aside
-from service.jobs.host.processes import Process, born_with, end_tree
+from service.jobs.host.processes import Process, born_with, end_tree, send_to_each
 from service.jobs.records import AttemptRef
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,7 @@ class SupervisedAttempt:
         """Kill the rest of an attempt's group without supervisor and keeper; return whether there was any."""
         job, _, attempt = self.name.partition(":")
         orphans = born_with({"TRIVET_JOB": job, "TRIVET_ATTEMPT": attempt})
-        for process in orphans:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        send_to_each(orphans, signal.SIGKILL)
         return bool(orphans)
 
 
@@ -98,13 +96,9 @@ class SupervisorRegistry:
         """
         entered = [entry.supervisor.pid for _, entry in self._entries() if entry.supervisor.alive]
         processes = list({*_running(entered), *_running(launched)})
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGINT)
+        send_to_each(processes, signal.SIGINT)
         _, alive = psutil.wait_procs(processes, timeout=grace_s + report_within_s)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()  # its keeper ends the group
+        send_to_each(alive, signal.SIGKILL)  # their keepers end the groups
         psutil.wait_procs(alive, timeout=report_within_s)
 
     def kill(self, ref: AttemptRef) -> None:

@@ -257,7 +257,7 @@ def evaluate(history: History, alerts: Iterable[Alert] = ALERTS) -> list[AlertSt
 
 
 def _statuses(alert: Alert, history: History) -> list[AlertStatus]:
-    held = alert.condition.holds(history) if history else {}
+    held = alert.condition.of(history) if history else {}
     statuses = []
     for labels, value in held.items():
         since = _since(alert.condition, history, labels)
@@ -269,7 +269,7 @@ def _statuses(alert: Alert, history: History) -> list[AlertStatus]:
 def _since(condition: Condition, history: History, labels: Labels) -> float:
     """Return the first moment since which the condition has held for these labels."""
     first = len(history)
-    while first > 1 and labels in condition.holds(history[: first - 1]):
+    while first > 1 and labels in condition.of(history[: first - 1]):
         first -= 1
     return history[first - 1].at
 

@@ -31,7 +31,7 @@ History = Sequence[Moment]
 
 
 class MetricQuery(ABC):
-    """A query of Prometheus that is also computed here."""
+    """A query of Prometheus that is also computed here. A comparison answers with the values that it keeps."""
 
     @property
     @abstractmethod
@@ -43,17 +43,13 @@ class MetricQuery(ABC):
         """Return the names of the series that it reads, by default those of its parts."""
         return frozenset[str]().union(*(part.metrics for part in vars(self).values() if isinstance(part, MetricQuery)))
 
-
-class Quantity(MetricQuery):
-    """Computes the answer to its query."""
-
     @abstractmethod
     def of(self, history: History) -> Values:
         """Return the answer at the last moment."""
 
 
 @dataclass(frozen=True)
-class _OfSeries(Quantity):
+class _OfSeries(MetricQuery):
     """Reads the series of one metric."""
 
     name: str
@@ -102,11 +98,11 @@ class Increase(_OfSeries):
 
 
 @dataclass(frozen=True)
-class Ratio(Quantity):
+class Ratio(MetricQuery):
     """One value divided by another that has no labels of its own; nothing if that is 0."""
 
-    dividend: Quantity
-    divisor: Quantity
+    dividend: MetricQuery
+    divisor: MetricQuery
 
     @property
     def promql(self) -> str:
@@ -118,10 +114,10 @@ class Ratio(Quantity):
 
 
 @dataclass(frozen=True)
-class Total(Quantity):
+class Total(MetricQuery):
     """The sum of all values with these labels."""
 
-    of_each: Quantity
+    of_each: MetricQuery
 
     @property
     def promql(self) -> str:
@@ -133,10 +129,10 @@ class Total(Quantity):
 
 
 @dataclass(frozen=True)
-class Magnitude(Quantity):
+class Magnitude(MetricQuery):
     """Each value without its sign."""
 
-    of_each: Quantity
+    of_each: MetricQuery
 
     @property
     def promql(self) -> str:
@@ -147,18 +143,14 @@ class Magnitude(Quantity):
 
 
 class Condition(MetricQuery):
-    """Keeps the label sets for which something holds."""
-
-    @abstractmethod
-    def holds(self, history: History) -> Values:
-        """Return the values of the label sets that are kept at the last moment."""
+    """Keeps the values of the label sets for which something holds."""
 
 
 @dataclass(frozen=True)
 class Compared(Condition):
     """Keeps the values above, or below, a limit."""
 
-    value: Quantity
+    value: MetricQuery
     relation: Literal[">", "<"]
     limit: float
 
@@ -166,7 +158,7 @@ class Compared(Condition):
     def promql(self) -> str:
         return f"{self.value.promql} {self.relation} {self.limit:g}"
 
-    def holds(self, history: History) -> Values:
+    def of(self, history: History) -> Values:
         values = self.value.of(history)
         above = self.relation == ">"
         return {
@@ -185,8 +177,8 @@ class Both(Condition):
     def promql(self) -> str:
         return f"({self.first.promql}) and on () ({self.second.promql})"
 
-    def holds(self, history: History) -> Values:
-        return self.first.holds(history) if self.second.holds(history) else {}
+    def of(self, history: History) -> Values:
+        return self.first.of(history) if self.second.of(history) else {}
 
 
 @dataclass(frozen=True)
@@ -197,7 +189,7 @@ class ServiceUnreachable(Condition):
     def promql(self) -> str:
         return 'up{job="trivet"} == 0'
 
-    def holds(self, history: History) -> Values:
+    def of(self, history: History) -> Values:
         return {}
 
 

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, Field, field_validator
 
 from service.jobs.accounts import parse_quotas
 from service.jobs.records.store_limits import StoreLimits
 
 _DAY_S = 86_400.0
+_Silence = Annotated[float, Field(ge=1, le=_DAY_S)]
+"""Seconds after which something counts as gone."""
+_Wait = Annotated[float, Field(ge=0, le=365 * _DAY_S)]
+"""Seconds that a job may have to wait."""
 
 
 class QueueSettings(BaseModel):
     """When a part or a host counts as lost, who goes first, and what projects may use."""
 
-    lease_s: float = Field(
-        StoreLimits.lease_s, ge=1, le=_DAY_S, description="seconds of silence after which a running part is lost"
+    lease_s: _Silence = Field(StoreLimits.lease_s, description="seconds of silence after which a running part is lost")
+    starting_lease_s: _Silence = Field(
+        StoreLimits.starting_lease_s, description="seconds after which a placed part that nobody claims is taken back"
     )
-    starting_lease_s: float = Field(
-        StoreLimits.starting_lease_s,
-        ge=1,
-        le=_DAY_S,
-        description="seconds after which a placed part that nobody claims is taken back",
+    heartbeat_s: _Silence = Field(
+        StoreLimits.heartbeat_s, description="seconds of silence after which a host gets no work"
     )
-    heartbeat_s: float = Field(
-        StoreLimits.heartbeat_s, ge=1, le=_DAY_S, description="seconds of silence after which a host gets no work"
-    )
-    max_queue_bypass_s: float = Field(
-        StoreLimits.max_queue_bypass_s,
-        ge=0,
-        le=365 * _DAY_S,
-        description="seconds of waiting after which a job is never overtaken",
+    max_queue_bypass_s: _Wait = Field(
+        StoreLimits.max_queue_bypass_s, description="seconds of waiting after which a job is never overtaken"
     )
 
     default_quotas: str = Field(
@@ -49,18 +47,14 @@ class QueueSettings(BaseModel):
         le=365 * _DAY_S,
         description="seconds after which a project's use counts half as much against other projects",
     )
-    fair_share_bound_s: float | None = Field(
+    fair_share_bound_s: _Wait | None = Field(
         None,
-        ge=0,
-        le=365 * _DAY_S,
         description="seconds of waiting after which projects that used less no longer overtake a job; "
         "max_queue_bypass_s when absent",
     )
 
-    preemption_min_run_s: float = Field(
+    preemption_min_run_s: _Wait = Field(
         StoreLimits.preemption_min_run_s,
-        ge=0,
-        le=365 * _DAY_S,
         description="seconds that a preemptible job runs before it may be asked to make room",
     )
 

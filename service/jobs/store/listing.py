@@ -136,7 +136,8 @@ class Listing:
             states = tuple(state for state in part.states if not filters.states or state in filters.states)
             chosen = replace(filters, states=states)
             if part is _QUEUED and states:
-                following = self._fill_queued(page, chosen, int(following or 0), queue)
+                queued = [job.id for job in queue.snapshot().jobs]
+                following = self._fill_these(page, chosen, queued, int(following or 0))
             elif states:
                 following = self._fill_newest(page, chosen, following)
             if states and following:
@@ -215,10 +216,6 @@ class Listing:
             if not cursor or page.is_full:
                 break
         return cursor
-
-    def _fill_queued(self, page: _PageDraft, filters: JobFilter, start: int, queue: Queue) -> str:
-        """Add jobs from a position of the queue on to a page; return the next position, empty if there is none."""
-        return self._fill_these(page, filters, [job.id for job in queue.snapshot().jobs], start)
 
     def _fill_these(self, page: _PageDraft, filters: JobFilter, ids: Sequence[str], start: int) -> str:
         """Add jobs from a position of a list on to a page; return the next position, empty if there is none."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from service.jobs.spec.train import TrainSpec
 from service.schedules import generator
+from service.schedules.schedule import ComputationSpan
 from service.schedules.verify import predict, verify
 
 
@@ -18,6 +19,11 @@ class PlannedCell:
     micro_batch: int
     start: float
     end: float
+
+    @classmethod
+    def of(cls, span: ComputationSpan) -> PlannedCell:
+        computed = span.instruction
+        return cls(str(computed.op), computed.stage, computed.micro_batch, span.start, span.end)
 
 
 @dataclass(frozen=True)
@@ -50,21 +56,14 @@ def plan(spec: TrainSpec) -> Plan | None:
         return None
     pipeline = spec.pipeline
     schedule = generator(pipeline.schedule)(spec.parallel.pp, pipeline.stages_per_rank, spec.micro_batches)
-    report = verify(schedule)
-    spans = predict(schedule)
+    report, spans = verify(schedule), predict(schedule)
     rows = tuple(
         PlannedRank(
             rank=rank,
             stages=tuple(stage for stage, owner in enumerate(schedule.owners) if owner == rank),
             peak_activations=report.peak_activations[rank],
             peak_buffers=report.peak_buffers[rank],
-            cells=tuple(
-                PlannedCell(
-                    str(each.instruction.op), each.instruction.stage, each.instruction.micro_batch, each.start, each.end
-                )
-                for each in spans
-                if each.rank == rank
-            ),
+            cells=tuple(PlannedCell.of(span) for span in spans if span.rank == rank),
         )
         for rank in range(spec.parallel.pp)
     )

@@ -96,6 +96,16 @@ class CheckRequest(FrozenModel):
 
     def problems(self, opening: _Opening = lambda _: None) -> list[Problem]:
         """Return the reasons why one of the jobs could never run, up to a limit."""
+        context = self._context(opening)
+        problems = (
+            replace(problem, path=joined(path, problem.path))
+            for path, text in self.specs.items()
+            for problem in self._find_problems(spec_adapter.validate_json(text), context)
+        )
+        return [problem.shortened() for problem in itertools.islice(problems, _MOST_PROBLEMS)]
+
+    def _context(self, opening: _Opening) -> CheckContext:
+        """Return what the checks ask; ``opening`` is told of each uploaded file before it is read."""
         layout = DataLayout(self.data)
 
         def path_of(file_id: str) -> Path | None:
@@ -109,7 +119,7 @@ class CheckRequest(FrozenModel):
             path = path_of(file_id)
             return None if path is None else uploaded_config(path)
 
-        context = CheckContext(
+        return CheckContext(
             fleet_capacity=None if self.fleet is None else self.fleet.devices,
             fleet_packages=None if self.fleet is None else self.fleet.packages,
             auto_pool="cpu" if self.fleet is None else self.fleet.auto_pool,
@@ -121,12 +131,6 @@ class CheckRequest(FrozenModel):
             weights_of=lambda job_id: self._left(layout, job_id)[0],
             checkpoints_of=lambda job_id: self._left(layout, job_id)[1],
         )
-        problems = (
-            replace(problem, path=joined(path, problem.path))
-            for path, text in self.specs.items()
-            for problem in self._find_problems(spec_adapter.validate_json(text), context)
-        )
-        return [problem.shortened() for problem in itertools.islice(problems, _MOST_PROBLEMS)]
 
     def _find_problems(self, spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
         yield from check(spec, context)

@@ -85,25 +85,28 @@ def _load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator
                 parts[pair.model].append(instance)
             for name, part in parts.items():
                 read = partial(_content, archive, opened.pairs[part[0]])
-                source, checked = (
-                    OnnxSource(data.cache, f"{file}:{name}", read),
-                    partial(_check_fit, opened, asked, part),
-                )
-                try:
-                    loaded = load_onnx(with_labels_if_asked(source, checked), loader, checked, part)
-                except UnsupportedModelError as error:
-                    if not loader.is_alone:
-                        raise UnsupportedModelError(f"{name}: {error}") from error
-                    yield RefusedModel(frozenset(part), f"{name}: {error}")
-                    continue
-                except Exception as error:
-                    if not loader.is_alone or isinstance(error, RefusedError | OSError) or is_out_of_memory(error):
-                        raise
-                    yield RefusedModel(frozenset(part), f"{name}: {type(error).__name__}: {error}", fault=error)
-                    continue
-                yield _name_layers(loaded, name, asked, part)
+                source = OnnxSource(data.cache, f"{file}:{name}", read)
+                yield _load_model(name, source, loader, opened=opened, asked=asked, part=part)
     except (OSError, VnnlibError) as error:
         raise PropertyError(f"property.instances: {error}") from error
+
+
+def _load_model(
+    name: str, source: OnnxSource, loader: TaskLoader, *, opened: Bundle, asked: Queried, part: Sequence[int]
+) -> Task | RefusedModel:
+    """Load one model of several for its part of the instances."""
+    checked = partial(_check_fit, opened, asked, part)
+    try:
+        loaded = load_onnx(with_labels_if_asked(source, checked), loader, checked, part)
+    except UnsupportedModelError as error:
+        if not loader.is_alone:
+            raise UnsupportedModelError(f"{name}: {error}") from error
+        return RefusedModel(frozenset(part), f"{name}: {error}")
+    except Exception as error:
+        if not loader.is_alone or isinstance(error, RefusedError | OSError) or is_out_of_memory(error):
+            raise
+        return RefusedModel(frozenset(part), f"{name}: {type(error).__name__}: {error}", fault=error)
+    return _name_layers(loaded, name, asked, part)
 
 
 def _name_layers(loaded: Task | RefusedModel, name: str, asked: Queried, part: Sequence[int]) -> Task | RefusedModel:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lanes import examples
 from nets import ball_around, box_around, mlp, output_bounds, prepared, samples, tokens, transformer
 from operator_groups import blame, made
-from rigorous_problems import DOUBLE, both_sides, cancelling, exactly, rigorous_lower_bounds
+from rigorous_problems import DOUBLE, both_sides, cancelling, check_exactly, corners, exactly, rigorous_lower_bounds
 from torch import Tensor, nn
 
 from service.bounds.graph import FLOOR_OF_SIGNED, Node, Ref
@@ -42,13 +42,7 @@ def test_no_rational_value_leaves_the_bounds(seed: int, radius: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     centre = torch.randn(1, 4, generator=generator, dtype=DOUBLE)
     box = Interval(centre - radius, centre + radius)
-    bounds = rigorous_lower_bounds(network, box, both_sides(2))[0].tolist()
-    corners = (torch.rand(3, 4, generator=generator, dtype=DOUBLE) < 0.5).tolist()
-    for corner in corners:
-        ends = zip(corner, box.lower[0].tolist(), box.upper[0].tolist(), strict=True)
-        value = exactly(net, [high if up else low for up, low, high in ends])
-        for index, entry in enumerate(value):
-            assert Fraction(bounds[index]) <= entry <= -Fraction(bounds[index + 2])
+    check_exactly(net, corners(box, 3, seed), rigorous_lower_bounds(network, box, both_sides(2)))
 
 
 def test_plain_bounds_are_passed_by_an_exact_value_and_rigorous_ones_are_not() -> None:
@@ -273,10 +267,7 @@ def test_optimised_bounds_are_rigorous_too() -> None:
     assert (found >= plain).all()
     assert (found > plain + 1e-3 * plain.abs()).any()
     torch.testing.assert_close(found, usual, rtol=0.05, atol=0)
-    for corner in (torch.rand(20, 4, generator=torch.Generator().manual_seed(6)) < 0.5).tolist():
-        ends = zip(corner, box.lower[0].tolist(), box.upper[0].tolist(), strict=True)
-        for index, entry in enumerate(exactly(net, [high if up else low for up, low, high in ends])):
-            assert Fraction(found[0, index].item()) <= entry <= -Fraction(found[0, index + 2].item())
+    check_exactly(net, corners(box, 20), found)
 
 
 @pytest.mark.slow
@@ -300,9 +291,7 @@ def test_a_ball_is_bounded_tighter_than_its_box() -> None:
     assert (found >= within_box).all()
     assert (found > within_box).any()
     directions = torch.nn.functional.normalize(torch.randn(50, 4, dtype=DOUBLE), dim=1)
-    for point in (middle + 0.0999 * directions).tolist():
-        for index, entry in enumerate(exactly(net, point)):
-            assert Fraction(found[0, index].item()) <= entry <= -Fraction(found[0, index + 2].item())
+    check_exactly(net, middle + 0.0999 * directions, found)
 
 
 @pytest.mark.slow

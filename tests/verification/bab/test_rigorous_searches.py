@@ -17,7 +17,7 @@ from lanes import first_fast, slow_but_for
 from nets import mlp
 from onnx_jobs import BOX, DECLARED, reach
 from onnx_jobs import specification as of_onnx
-from rigorous_problems import above, both_sides, cancelling, exactly, linear, subject, vanishing
+from rigorous_problems import above, both_sides, cancelling, check_exactly, corners, exactly, linear, subject, vanishing
 from torch import nn
 from verify_jobs import context
 from verify_jobs import specification as of_digits
@@ -191,10 +191,7 @@ def test_every_method_has_a_rigorous_form(method: str) -> None:
     torch.testing.assert_close(
         found, plain, rtol=0, atol=(0.05 if "alpha" in method else 1e-9) * float(plain.abs().max())
     )
-    for corner in (torch.rand(20, 4, generator=torch.Generator().manual_seed(6)) < 0.5).tolist():
-        ends = zip(corner, box.lower[0].tolist(), box.upper[0].tolist(), strict=True)
-        for index, entry in enumerate(exactly(net, [high if up else low for up, low, high in ends])):
-            assert Fraction(found[0, index].item()) <= entry <= -Fraction(found[0, index + 2].item())
+    check_exactly(net, corners(box, 20), found)
 
 
 @given(middle=st.floats(-1e3, 1e3), distance=st.floats(0, 10))

@@ -14,7 +14,7 @@ from waiting import LIMIT_S, eventually
 from worker_fleet import MortalBroker, train_spec
 
 from service.jobs.files import DataLayout
-from service.jobs.records import Job
+from service.jobs.records import Allocation, Job
 from service.jobs.store import Store, StoreUnavailable
 from workers.agent.launching import service_of
 
@@ -88,6 +88,15 @@ class Site:
                 return None
 
         return eventually(look, within_s=5 * LIMIT_S)
+
+    def ended_as_anywhere(self, job: Job, devices: Sequence[int]) -> Allocation:
+        """Wait for the end of a gang over so many devices of its hosts; its states and its end are those of any job."""
+        ended = self.ended(job)
+        assert (ended.state, ended.attempt, ended.launcher) == ("succeeded", 1, self._launcher), self.said()
+        assert [len(share.devices) for share in ended.placement] == list(devices)
+        assert [event["state"] for event in self.events(job, "state")] == ["queued", "starting", "running", "succeeded"]
+        assert ended.allocation is not None
+        return ended.allocation
 
     def all_ended(self, jobs: Sequence[Job]) -> bool:
         """Tell whether none of them goes on."""

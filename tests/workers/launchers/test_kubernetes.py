@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -153,18 +153,16 @@ def test_options_that_cannot_be_used_are_named(tmp_path: Path, given_options: st
 
 @pytest.fixture(scope="module")
 def pods_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKubernetes]:
-    cluster = FakeKubernetes(tmp_path_factory.mktemp("pods"))
-    yield cluster
-    cluster.close()
+    with closing(FakeKubernetes(tmp_path_factory.mktemp("pods"))) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def shared(pods_cluster: FakeKubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     words = options("--queue=cpu", "--auto=cpu", "--devices-per-pod=2")
     settings = {"KUBECONFIG": str(pods_cluster.config), "TRIVET_KUBERNETES_OPTIONS": words}
-    site = Site("kubernetes", tmp_path_factory.mktemp("kubernetes"), **settings)
-    yield site
-    site.close()
+    with closing(Site("kubernetes", tmp_path_factory.mktemp("kubernetes"), **settings)) as site:
+        yield site
 
 
 @pytest.fixture
@@ -182,12 +180,8 @@ class TestWithPods:
         (name,) = eventually(pods_cluster.names)
         eventually(lambda: f"Kubernetes job {name}: is in the queue cpu" == site.now(job).reason)
         pods_cluster.admit(name)
-        ended = site.ended(job)
-        assert (ended.state, ended.attempt, ended.launcher) == ("succeeded", 1, "kubernetes"), site.said()
-        assert ended.allocation is not None
-        facts: dict[str, Any] = {"namespace": "lab", "job": name, "queue": "cpu"}
-        assert (ended.allocation.id, ended.allocation.facts) == (name, facts)
-        assert [len(share.devices) for share in ended.placement] == [2, 1]
+        allocation = site.ended_as_anywhere(job, [2, 1])
+        assert (allocation.id, allocation.facts) == (name, {"namespace": "lab", "job": name, "queue": "cpu"})
         eventually(lambda: [host.name for host in site.store.hosts.list()] == ["login"])
         eventually(lambda: pods_cluster.jobs[name].status["conditions"])
 

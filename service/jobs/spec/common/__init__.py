@@ -8,12 +8,12 @@ from service.jobs.spec.common.base import (
     TOO_MANY_ERRORS,
     CommonSpec,
     Dependency,
+    FewErrors,
     FileId,
     FileReference,
     IdsByName,
     JobId,
     ParallelSpec,
-    with_few_errors,
 )
 from service.jobs.spec.common.halving import Halving
 from service.jobs.spec.common.launcher_names import LAUNCHER_NAME, LOCAL, PendingLaunch, launchers, unknown_launcher
@@ -52,6 +52,7 @@ __all__ = [
     "CommonSpec",
     "Dependency",
     "ExportTargets",
+    "FewErrors",
     "FileId",
     "FileReference",
     "Halving",
@@ -76,5 +77,4 @@ __all__ = [
     "launchers",
     "leads_to_a_server",
     "unknown_launcher",
-    "with_few_errors",
 ]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Field,
     ModelWrapValidatorHandler,
     StringConstraints,
@@ -121,7 +120,6 @@ class ParallelSpec(Strict):
 
 
 _MOST_ERRORS = 2000
-Model = TypeVar("Model", bound=BaseModel)
 _LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
 _LabelValue = Annotated[str, StringConstraints(max_length=120)]
 _DeviceChoice = Literal["auto", "cuda", "cpu"]
@@ -141,19 +139,23 @@ class Dependency:
     weights: int | Literal["latest"] | None = None
 
 
-def with_few_errors(value: Any, validate: ModelWrapValidatorHandler[Model]) -> Model:
-    """Validate a value, and stop at a number of errors: a list of them takes microseconds for each, and a megabyte can
-    hold hundreds of thousands.
+class FewErrors(Strict):
+    """Is refused with one error where there are too many to list: each takes microseconds, and a megabyte can hold
+    hundreds of thousands.
     """
-    try:
-        return validate(value)
-    except ValidationError as error:
-        if (count := error.error_count()) <= _MOST_ERRORS:
-            raise
-        raise PydanticCustomError(TOO_MANY_ERRORS, "{count} values are wrong", {"count": count}) from None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            if (count := error.error_count()) <= _MOST_ERRORS:
+                raise
+            raise PydanticCustomError(TOO_MANY_ERRORS, "{count} values are wrong", {"count": count}) from None
 
 
-class CommonSpec(Strict):
+class CommonSpec(FewErrors):
     """Fields that every kind of job has. A kind's own class adds ``kind: Literal["its name"] = "its name"``."""
 
     if TYPE_CHECKING:
@@ -211,11 +213,6 @@ class CommonSpec(Strict):
     def brings_code(self) -> bool:
         """Return whether ranks run code of the job's author: only in confinement, where the operator allows it."""
         return False
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _with_few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        return with_few_errors(value, validate)
 
     @model_validator(mode="after")
     def _no_duplicate_dependencies(self) -> CommonSpec:

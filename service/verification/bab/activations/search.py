@@ -14,13 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf, isnan
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.memory import MemoryShortageError
 from service.verification.bab.activations.branching import ActivationBranching
 from service.verification.bab.activations.certificates import certificates_of
 from service.verification.bab.activations.clipping import Clipping, first_layer
@@ -33,16 +31,16 @@ from service.verification.bab.activations.restarts import FreshTrees
 from service.verification.bab.activations.shared_bounds import SharedBounds
 from service.verification.bab.activations.staged_objective import dual_objective
 from service.verification.bab.attack import attack_from_best, gradient_batch_size
-from service.verification.bab.decision import ProgressListener, Search, SearchProgress, SearchResult, SearchTask
+from service.verification.bab.decision import ProgressListener, Search, SearchResult, SearchTask
 from service.verification.bab.lp import LinearPrograms, LpResult
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import SearchStatus
 from service.verification.bab.settings import OptimiserSettings
 from service.verification.bab.specification import Counterexample, Specification
+from service.verification.bab.splitting_search import SplittingSearch
 from service.verification.bab.time_plan import share_of_rest
 from service.verification.verdict import Verdict
 
-T = TypeVar("T")
 ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activations", "linear programs"
 """The phases in which memory may run out."""
 
@@ -56,11 +54,10 @@ def begin_splitting_activations(task: SearchTask) -> Search:
     )
 
 
-class _ActivationSearch:
+class _ActivationSearch(SplittingSearch):
     """The search of one specification, on one rank. It plans for ``deadline``, and each turn ends at ``until``.
 
-    ``least_proved`` is the least margin of the proved domains that left the pool, and ``least_stuck`` of those
-    that were given up; ``is_over`` says that memory ended the search.
+    ``least_proved`` is of the proved domains that left the pool.
     """
 
     def __init__(
@@ -86,9 +83,6 @@ class _ActivationSearch:
         self.splits = RecordedSplits.of(model, specification, self.domain_bounds)
         self.roots = self.splits.plant_roots(self.domain_bounds.roots(self.margins))
         self.pool = DomainPool(self.roots, model.memory, settings.pool)
-        self.domains, self.bound, self.is_over = 0, -inf, False
-        self.shortage: MemoryShortageError | None = None
-        self.least_proved, self.least_stuck = inf, inf
         self.seconds_per_domain = 0.0
         self.round = self.largest_batch = settings.largest_batch[model.device.type]
         self.from_scratch, self.warm_start = (
@@ -96,7 +90,6 @@ class _ActivationSearch:
         )
         self.has_begun, self.until = False, deadline
         self.refinement = RefinementTimes(self.time, time.monotonic(), deadline)
-        self.in_transit = 0
         self.shared = SharedBounds(model, self.domain_bounds, root.specification_rows, root.bounds, deadline)
         self.root_is_hurried = root.is_hurried
 
@@ -186,29 +179,15 @@ class _ActivationSearch:
             if not self.model.engine.survives(error):
                 raise
             if count == 1:  # a single domain cannot be made smaller
-                self.shortage, self.is_over = self.model.memory.shortage(DOMAINS, self.model.device, error), True
-        self.domain_bounds.make_room()
+                self._end_short(DOMAINS, error)
+        self._make_room()
         self.largest_batch = max(1, count // 2)
         if parents is not None:
             self._if_memory_allows(partial(self.pool.put, parents), losing=DOMAINS)
         return None
 
-    def _if_memory_allows(self, run: Callable[[], T], losing: str | None = None) -> T | None:
-        """Return the result of ``run``, or ``None`` if memory runs out.
-
-        If that loses domains, ``losing`` names the step: the search ends undecided.
-        """
-        try:
-            return run()
-        except Exception as error:
-            if not self.model.engine.survives(error):
-                raise
-            if losing is not None:
-                self.shortage = self.model.memory.shortage(losing, self.model.device, error)
-                self.is_over, self.least_stuck = True, -inf
-        # Not in the handler, where the error's traceback still holds the failed step's tensors.
+    def _make_room(self) -> None:
         self.domain_bounds.make_room()
-        return None
 
     def _branch_and_bound(self, parents: Domains, started: float) -> Counterexample | None:
         """Attack at the minimisers of the parents' bounds, split the parents, and bound the halves."""
@@ -237,7 +216,7 @@ class _ActivationSearch:
 
     def _refine(self, seconds: float) -> bool:
         """Refine for ``seconds``; return whether to spend twice that on more refinement rather than on splits."""
-        self.domain_bounds.make_room()  # the next steps need the memory
+        self._make_room()  # the next steps need the memory
         before, first = self.shared.count_inexact_relaxations(), not self.shared.is_optimised
         self._if_shared_memory_allows(lambda: self._tighten(self.shared.tighter(seconds, self.until)))
         self._if_shared_memory_allows(lambda: self._tighten_by_invprop(seconds))
@@ -382,7 +361,7 @@ class _ActivationSearch:
             if not self.model.engine.survives(error):
                 raise
             self.shortage = self.model.memory.shortage(PROGRAMS, self.model.device, error)
-        self.domain_bounds.make_room()
+        self._make_room()
         return LpResult(-inf)
 
     def _give_up(self, domain: Domains, margin: float) -> None:
@@ -394,7 +373,3 @@ class _ActivationSearch:
             self.splits.tree.stick(domain.node)
             # NaN proves nothing, and a comparison must not hide it.
             self.least_stuck = min(self.least_stuck, -inf if isnan(margin) else margin)
-
-    def _report(self, everyone: SearchStatus) -> None:
-        self.bound = max(self.bound, everyone.bound)
-        self.listener(SearchProgress(everyone.domains, everyone.open, self.bound))

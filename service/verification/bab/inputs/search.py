@@ -8,21 +8,17 @@ a proof come first. This decides everything except ties, whose boxes become too 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.memory import MemoryShortageError, make_room
 from service.verification.bab.attack import attack_boxes, attack_from_many_samples, gradient_batch_size
 from service.verification.bab.decision import (
     ProgressListener,
     Search,
-    SearchProgress,
     SearchResult,
     SearchTask,
     Technique,
@@ -34,10 +30,10 @@ from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import GroupState, SearchStatus
 from service.verification.bab.specification import Counterexample, Specification
 from service.verification.bab.split_tree import SearchTree
+from service.verification.bab.splitting_search import SplittingSearch
 from service.verification.bab.steps import StepSides, attack_at_steps, step_sides
 from service.verification.verdict import Verdict
 
-T = TypeVar("T")
 STAGE = "the search over inputs"
 
 
@@ -53,11 +49,11 @@ def begin_splitting_inputs(task: SearchTask) -> Search:
 
 
 @dataclass(eq=False)
-class _InputSearch:
+class _InputSearch(SplittingSearch):
     """The search of one specification, on one rank.
 
-    ``least_proved`` is the least margin of disjuncts that are proved, and ``least_stuck`` of boxes too small to be
-    split; ``is_over`` says that memory ended the search. ``largest_batch`` is the most boxes of a round.
+    ``least_proved`` is of disjuncts, and ``least_stuck`` of boxes too small to be split. ``largest_batch`` is the most
+    boxes of a round.
     """
 
     model: ModelUnderVerification
@@ -65,14 +61,7 @@ class _InputSearch:
     factories: list[InputBoundsFactory]
     deadline: float
     listener: ProgressListener
-    domains: int = 0
-    bound: float = -torch.inf
-    least_proved: float = torch.inf
-    least_stuck: float = torch.inf
     box_seconds: float = 0.0
-    shortage: MemoryShortageError | None = None
-    is_over: bool = False
-    in_transit: int = 0
     parts: dict[tuple[bool, ...], tuple[Specification, Tensor]] = field(default_factory=dict)
     pool: BoxPool = field(init=False)
     tree: SearchTree = field(init=False)
@@ -114,7 +103,7 @@ class _InputSearch:
             except Exception as error:
                 if not self.factories or not self.model.engine.survives(error):
                     raise
-            make_room(self.model.device)
+            self._make_room()
 
     def _plan_batch(self, input_bounds: InputBounds) -> int:
         """Plan the number of boxes in a round; half of the memory is for waiting boxes and counterexamples."""
@@ -142,7 +131,7 @@ class _InputSearch:
                 return self._end(state, Verdict.UNKNOWN)
             self.in_transit += state.handed_over(self.model.search_group.axis.rank)
             for rows in self.model.search_group.rebalance(state, self.transfer, self.model.device):
-                self._if_memory_allows(partial(self.transfer.receive, rows), losing_boxes=True)
+                self._if_memory_allows(partial(self.transfer.receive, rows), losing=STAGE)
                 self.in_transit -= len(rows)
             counterexample = self._round() if self.pool.size else None
 
@@ -159,10 +148,6 @@ class _InputSearch:
             in_transit=self.in_transit,
         )
 
-    def _report(self, everyone: SearchStatus) -> None:
-        self.bound = max(self.bound, everyone.bound)
-        self.listener(SearchProgress(everyone.domains, everyone.open, self.bound))
-
     def _end(self, state: GroupState, verdict: Verdict) -> SearchResult:
         is_over = state.all.is_over or not state.all.open
         return SearchResult(verdict, state.counterexample, state.all.domains, self.bound, self.shortage, is_over)
@@ -178,11 +163,11 @@ class _InputSearch:
             if not self.model.engine.survives(error):
                 raise
             if count == 1 and not self.factories:
-                self._end_short(error)
-        make_room(self.model.device)
+                self._end_short(STAGE, error)
+        self._make_room()
         self.domains, self.largest_batch = before, max(1, count // 2)
         if boxes is not None:
-            self._if_memory_allows(partial(self.pool.put, boxes), losing_boxes=True)
+            self._if_memory_allows(partial(self.pool.put, boxes), losing=STAGE)
         if count == 1 and self.factories:
             self._replace_input_bounds()
         return None
@@ -208,27 +193,7 @@ class _InputSearch:
         except Exception as error:
             if not self.model.engine.survives(error):
                 raise
-            self._end_short(error)
-
-    def _end_short(self, error: Exception) -> None:
-        self.shortage, self.is_over = self.model.memory.shortage(STAGE, self.model.device, error), True
-
-    def _if_memory_allows(self, run: Callable[[], T], *, losing_boxes: bool = False) -> T | None:
-        """Return the result of ``run``, or ``None`` if memory runs out.
-
-        If that loses boxes, nothing is proved of them: the search ends undecided.
-        """
-        try:
-            return run()
-        except Exception as error:
-            if not self.model.engine.survives(error):
-                raise
-            if losing_boxes:
-                self._end_short(error)
-                self.least_stuck = -torch.inf
-        # Not in the handler, where the error's traceback still holds the failed step's tensors.
-        make_room(self.model.device)
-        return None
+            self._end_short(STAGE, error)
 
     def _branch_and_bound(self, boxes: Boxes) -> Counterexample | None:
         """Bound boxes, clip those that stay open, attack them, and split them."""
