@@ -13,5 +13,4 @@ __all__ = [
     "WeightsError",
     "build",
     "load_into",
-    "outline",
 ]

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import cast
 
 from torch import nn
 
@@ -53,6 +52,11 @@ class ModelOutline:
 
 def read_outline(model: nn.Module, config: ModelConfig, axis: Axis) -> ModelOutline:
     """Return the outline of a whole model that is planned for a rank of the tensor-parallel ``axis``."""
+    if (output_axis := getattr(model, "output_axis", None)) is None:
+        raise ValueError(
+            f"{type(model).__name__} has no output_axis; expected the axis that divides the last dimension of its "
+            "outputs, service.parallel.mesh.SINGLE where none does"
+        )
     places = places_of(model)
     every = dict(model.named_parameters(remove_duplicate=False))
     known = {id(every[place.name]): place.known for place in places}
@@ -66,7 +70,7 @@ def read_outline(model: nn.Module, config: ModelConfig, axis: Axis) -> ModelOutl
         elsewhere={name: known[id(parameter)] for name, parameter in every.items() if name not in parameters},
         tied={place.name: place.known for place in places if place.name != place.known},
         rows={place.known: place.padded.length for place in places if place.padded is not None},
-        output_axis=cast(Axis, model.output_axis),
+        output_axis=output_axis,
         blocks_alike=getattr(model, "blocks_alike", False),
         is_plain=isinstance(model, PlainModel),
     )

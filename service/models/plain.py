@@ -135,12 +135,17 @@ def _check_ties(model: nn.Module, *, is_cut: bool) -> None:
     """Raise ``ValueError`` for a parameter of a planned model in two places, which ``tied`` does not name: each would
     get weights of its own. A module in two places is one, unless a pipeline may cut the model between them.
     """
-    first: dict[int, tuple[str, nn.Module]] = {}
+    names, first = tied_names(model), dict[int, tuple[str, nn.Module]]()
+    if chained := [second for second, known in names.items() if known in names]:
+        raise ValueError(
+            f"{type(model).__name__}.tied names {names[chained[0]]!r} for {chained[0]!r}, which is a second place "
+            f"itself; expected the first place, {names[names[chained[0]]]!r}"
+        )
     for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf, parameter in module.named_parameters(prefix, recurse=False):
             known, owner = first.setdefault(id(parameter), (leaf, module))
             is_one = owner is module and (not is_cut or _unit(known) == _unit(leaf))
-            if is_one or leaf in tied_names(model):
+            if is_one or leaf in names:
                 continue
             ends = getattr(model, "before_blocks", ()), getattr(model, "after_blocks", ())
             can_tie = not is_cut or (_unit(known) in ends[0] and _unit(leaf) in ends[1])

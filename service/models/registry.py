@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -18,7 +18,7 @@ from service.models.plain import PlainModel, build_plain, check_planned
 from service.parallel.batch_norm import normalise_over
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
-from service.parallel.tensor.placement import distribute, places_of
+from service.parallel.tensor.placement import ParameterPlace, distribute, places_of
 
 FamilyConfig = ModelConfig
 
@@ -76,11 +76,8 @@ def build(
     if not isinstance(model, PlainModel):
         draws, seed = cast(Model, model).distribution, None if device.type == "meta" else seed
         materialize(model, places, draws, axis=axis, dtype=dtype, device=device, seed=seed)
-    elif axis.size > 1 and all(place.dimension is None for place in places):
-        raise ValueError(
-            f"family {config.family!r} builds no chain (an nn.ModuleDict `blocks`, with before_blocks and "
-            f"after_blocks), which is what tensor parallelism divides; expected parallel.tp=1, got {axis.size}"
-        )
+    else:
+        _check_divided(config, places, axis)
     distribute(model, places, mesh.tp_mesh if mesh is not None else None)
     if mesh is not None:
         normalise_over(model, mesh.dp if config.synchronises else SINGLE)
@@ -88,10 +85,25 @@ def build(
     return model
 
 
-def outline(config: FamilyConfig, axis: Axis = SINGLE) -> ModelOutline:
-    """Plan the whole model on the meta device for a rank of the tensor-parallel ``axis``, and return its outline."""
-    model = _plan(config, axis, torch.device("meta"), torch.float32, 0, is_cut=False)
+def outline(config: FamilyConfig, axis: Axis = SINGLE, stages: int = 1) -> ModelOutline:
+    """Plan the whole model on the meta device for a rank of the tensor-parallel ``axis``, and return its outline.
+
+    Raises ``ValueError`` for a model that cannot be divided over the axis, or cut into so many ``stages``.
+    """
+    model = _plan(config, axis, torch.device("meta"), torch.float32, 0, is_cut=stages > 1)
+    Part(0, stages).blocks(len(cast(Model, model).blocks))
+    if isinstance(model, PlainModel):
+        _check_divided(config, places_of(model), axis)
     return read_outline(model, config, axis)
+
+
+def _check_divided(config: FamilyConfig, places: Iterable[ParameterPlace], axis: Axis) -> None:
+    """Raise ``ValueError`` for a plain module, in these places, that is whole on each of several ranks."""
+    if axis.size > 1 and all(place.dimension is None for place in places):
+        raise ValueError(
+            f"family {config.family!r} builds no chain (an nn.ModuleDict `blocks`, with before_blocks and "
+            f"after_blocks), which is what tensor parallelism divides; expected parallel.tp=1, got {axis.size}"
+        )
 
 
 def _plan(

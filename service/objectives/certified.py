@@ -63,8 +63,7 @@ class _CertifiedObjective(Objective):
         self.config, self.context, self.classes = config, context, samples.classes
         self.limits = config.limits(samples.limits)
         self.now = level(config, 0)
-        assert isinstance(context.config.reads, Features)
-        self._entering: list[tuple[int, ...]] = [(context.config.reads.features,)]
+        self._entering: list[tuple[int, ...]] = []
 
     def begin(self, step: int) -> None:
         self.now = level(self.config, step)
@@ -81,6 +80,9 @@ class _CertifiedObjective(Objective):
 
     def _input_shape(self, part: Part) -> tuple[int, ...]:
         """Return the shape of one instance as it reaches this rank's stage; earlier stages are traced on ``meta``."""
+        if not self._entering:
+            assert isinstance(self.context.config.reads, Features)
+            self._entering.append((self.context.config.reads.features,))
         while len(self._entering) <= part.stage:
             x = torch.empty(2, *self._entering[-1], device="meta")
             before = Part(len(self._entering) - 1, part.stages)

@@ -133,7 +133,7 @@ def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device, mesh
     dataset = data.load(spec.data, context.data)
     labels = digest_of_labels(dataset)
     agree({f"the labels that data.source={spec.data.source!r} gives": labels})
-    model = outline(config, mesh.tp)
+    model = outline(config, mesh.tp, mesh.pp.size)
     weights = fit(held, model)
     recipe = ModelRecipe.from_spec(spec)
     compile_modes: dict[Phase, str] = {}

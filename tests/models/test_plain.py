@@ -186,6 +186,47 @@ def test_what_the_weights_of_a_planned_chain_would_lose_is_named(
         built(monkeypatch, lambda: Planned(change))
 
 
+def outlined(monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], **options: Any) -> None:
+    monkeypatch.setattr(registry, "FAMILIES", SimpleNamespace(function=lambda family: lambda config, axis: make()))
+    registry.outline(Settings(), **options)
+
+
+def chained(one: nn.Module, other: nn.Module) -> None:
+    one.register_parameter("also", one.weight)  # type: ignore[arg-type]
+    one.register_parameter("again", one.weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tied", "stages", "message"),
+    [
+        (
+            {"blocks.0.also": "blocks.0.weight", "blocks.0.again": "blocks.0.also"},
+            1,
+            "'blocks.0.also' for 'blocks.0.again', which is a second place itself; expected .* 'blocks.0.weight'",
+        ),
+        ({"blocks.0.also": "blocks.0.weight", "blocks.0.again": "blocks.0.weight"}, 1, "Tied has no output_axis"),
+        ({"blocks.0.also": "blocks.0.weight", "blocks.0.again": "blocks.0.weight"}, 3, "2 blocks .* into 3 stages"),
+    ],
+)
+def test_what_a_model_cannot_do_is_said_by_its_outline(
+    monkeypatch: pytest.MonkeyPatch, tied: dict[str, str], stages: int, message: str
+) -> None:
+    """Before a job reads its data, or a check of a compiler begins."""
+
+    class Tied(Planned):
+        def __init__(self) -> None:
+            super().__init__(chained)
+            self.tied = tied
+
+    with pytest.raises(ValueError, match=message):
+        outlined(monkeypatch, Tied, stages=stages)
+
+
+def test_a_plain_module_is_outlined_for_no_tensor_parallel_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"expected parallel\.tp=1, got 2"):
+        outlined(monkeypatch, lambda: nn.Linear(3, 2), axis=mesh.Axis(2, 0))
+
+
 def test_what_a_divided_parameter_would_lose_is_named() -> None:
     layer = nn.Linear(2, 2)
     layer.weight.register_hook(torch.neg)

@@ -90,8 +90,8 @@ class Target:
 def target_of(spec: CompileSpec, context: RunContext, device: torch.device, reader: Reader = read) -> Target:
     """Return the spec's program, of a model that ``reader`` finds.
 
-    Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
-    anything is compiled.
+    Raises ``ValueError`` for a mesh that was not started, or that cannot divide the model, or data that does not fit
+    it, before anything is compiled.
     """
     mesh = meshes.build(spec.parallel, device.type)
     if spec.program is not None:
@@ -104,7 +104,7 @@ def _model_target(spec: CompileSpec, context: RunContext, device: torch.device, 
     """Return the program of a model, as a training job runs it."""
     assert spec.model is not None  # a spec has one of the two
     config, held = reader(spec.model, context.data)
-    whole = outline(config, mesh.tp)
+    whole = outline(config, mesh.tp, mesh.pp.size)
     weights = fit(held, whole)
     if weights is not None and device.type == "cuda":
         weights = models.KeptWeights(weights, device, int(_KEPT_SHARE * free_bytes(device)))
