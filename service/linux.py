@@ -23,6 +23,15 @@ _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
 """Where ``/proc/self/stat`` says, behind the name, at which addresses the two begin and end."""
 
 
+def stat_of(pid: int | str) -> list[str]:
+    """Return the fields of a process, or of ``PID/task/TID``, that ``/proc`` gives behind its name, from its state on;
+    "self" is this one. Raises ``FileNotFoundError`` or ``ProcessLookupError`` if it has ended.
+
+    The kernel cuts names at 15 bytes, which may be within a letter.
+    """
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+
+
 def uptime() -> float:
     """Return the seconds since the host booted, including suspension; the same for all its processes.
 
@@ -78,10 +87,10 @@ def use_large_pages() -> int:
 
 def _private_memory() -> Iterator[tuple[int, int]]:
     """Yield the address ranges of this process's anonymous memory."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_bytes().rstrip().split(b"\n"):  # names of files may be any bytes
         where, rights, _, _, _, *name = line.split()
-        if rights == "rw-p" and name in ([], ["[heap]"]):
-            start, _, end = where.partition("-")
+        if rights == b"rw-p" and name in ([], [b"[heap]"]):
+            start, _, end = where.partition(b"-")
             yield int(start, 16), int(end, 16)
 
 
@@ -127,7 +136,7 @@ def present_as(arguments: Iterable[str], environment: Mapping[str, str]) -> None
     Otherwise a fork shows those of its parent. Nothing may point into the old environment any more; Python's
     ``os.environ`` does not once it was cleared and filled again.
     """
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    fields = stat_of("self")
     _overwrite(fields[_ARGUMENTS], arguments)
     _overwrite(fields[_ENVIRONMENT], (f"{name}={value}" for name, value in environment.items()))
 

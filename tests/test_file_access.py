@@ -79,7 +79,6 @@ ALLOWED = {
     "workers/agent/allocated_part.py": {"self._folder.mkdir"},
     "workers/agent/launching.py": {"path.stat", "path.unlink", "self._folder.glob"},
     "workers/agent/supervisors.py": {"log.parent.mkdir", "self._log.open"},
-    "workers/supervisor/rank_socket.py": {"Path(f'/proc/{pid}/stat').read_text"},
     "workers/supervisor/image.py": {"os.scandir", "os.stat"},
     "workers/supervisor/keeper.py": {"open", "os.listdir"},
     # Folders that no rank may write to, and in which others are made for ranks.

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2
+
 from service.jobs.host import ENV_PREFIX, NotPrivateError, check_owned, in_file, read_private
 from service.jobs.settings import LOOPBACK, Settings, sources
 from trivet.errors import TrivetError
@@ -59,8 +61,7 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
         raise TrivetError(f"the key from {secret.source} is not an API key: it has characters that no key has")
     if address is None:
         return _of_data_folder(settings, secret)
-    parts = urlsplit(address.value)
-    if parts.scheme not in ("http", "https", "unix") or "@" in parts.netloc or parts.query or parts.fragment:
+    if not _is_address(address.value):
         shown = re.sub("//.*@", "//…@", address.value)
         raise TrivetError(
             f"{_name_source('url', address)}={shown!r} is not the address of a service; one looks like "
@@ -72,6 +73,17 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
     _check_meant(secret, address, _url_beside(secret, settings, chosen))
     advice = None if key else f"the key is that of {_name_source('key', secret)}"
     return Endpoint(address.value, secret.value, ca_cert, advice)
+
+
+def _is_address(url: str) -> bool:
+    """Return whether a URL leads to a service: a request may have it, and its host can be looked up."""
+    try:
+        parts = urlsplit(url)
+        httpx2.URL(url).raw_host.decode().encode("idna")
+    except (ValueError, httpx2.InvalidURL):
+        return False
+    is_plain = "@" not in parts.netloc and not parts.query and not parts.fragment
+    return is_plain and parts.scheme in ("http", "https", "unix")
 
 
 def same_service(one: str, other: str) -> bool:

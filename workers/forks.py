@@ -54,7 +54,7 @@ class Child:
 
 def threads() -> list[str]:
     """Return the names of this process's threads. With more than one, a lock may stay locked in a fork for ever."""
-    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return [(task / "comm").read_text(errors="replace").strip() for task in Path("/proc/self/task").iterdir()]
 
 
 def open_devices() -> list[str]:

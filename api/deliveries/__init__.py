@@ -9,10 +9,11 @@ from api.deliveries.addresses import (
     token_for,
     vetted,
 )
-from api.deliveries.rounds import DeliveryRounds, RoundTimes
+from api.deliveries.rounds import FAILURES, DeliveryRounds, RoundTimes
 from api.deliveries.webhooks import WebhookSender
 
 __all__ = [
+    "FAILURES",
     "DeliveryRounds",
     "ForbiddenTarget",
     "NamedAddresses",

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from service.jobs.records import Problem
 from service.jobs.settings import Network, Settings
-from service.jobs.spec.common import OFFLINE
+from service.jobs.spec.common import OFFLINE, check_receiver
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
@@ -83,6 +83,10 @@ def may_reach(address: str, scheme: str, allowed: Sequence[Network]) -> bool:
 
 async def vetted(url: str, allowed: Sequence[Network]) -> WebhookAddress:
     """Resolve a webhook's URL. Raises :class:`ForbiddenTarget`, or ``OSError`` for a name that does not resolve."""
+    try:
+        check_receiver(url, "standard")  # an earlier version may have taken it
+    except ValueError as error:
+        raise ForbiddenTarget(f"nothing can be sent to {url!r}; expected {error}") from None
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
     answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

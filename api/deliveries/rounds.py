@@ -9,11 +9,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import httpx2
+
+from api.deliveries.addresses import ForbiddenTarget
 from service.jobs.records.webhooks import RetrySchedule
 from service.jobs.settings import Settings
 from service.jobs.store import Store, StoreUnavailable
 
 log = logging.getLogger(__name__)
+
+
+FAILURES = (ForbiddenTarget, OSError, ValueError, httpx2.HTTPError, httpx2.InvalidURL)
+"""What may go wrong with one delivery, and must not keep others from being sent. ``ValueError``: something has
+characters that a protocol cannot carry, such as a password of a mail server.
+"""
 
 
 @dataclass(frozen=True)

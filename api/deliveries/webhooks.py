@@ -17,7 +17,7 @@ import orjson
 
 from api.deliveries.addresses import ForbiddenTarget, vetted
 from api.deliveries.mail import send_mail
-from api.deliveries.rounds import DeliveryRounds, RoundTimes
+from api.deliveries.rounds import FAILURES, DeliveryRounds, RoundTimes
 from service.jobs.records.messages import message_of
 from service.jobs.records.webhooks import ID_HEADER, SIGNATURE_HEADER, TIME_HEADER, WebhookDelivery, sign
 from service.jobs.settings import Settings
@@ -109,7 +109,7 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
                 await answer.aclose()
         except TimeoutError:
             return _SendOutcome(None, f"no answer within {self._times.answer_s:g} s")
-        except (OSError, httpx2.HTTPError, ForbiddenTarget) as error:
+        except FAILURES as error:
             return _failed(error)
         refusal = None if answer.is_success else f"the receiver answered {answer.status_code}; expected a 2xx"
         return _SendOutcome(answer.status_code, refusal)
@@ -117,7 +117,7 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
     def _mail(self, due: DueDelivery, now: datetime) -> _SendOutcome:
         try:
             send_mail(self._settings, due.url, due.delivery, now, self._times.answer_s)
-        except (OSError, ForbiddenTarget) as error:
+        except FAILURES as error:
             return _failed(error)
         return _SendOutcome(None, None)
 

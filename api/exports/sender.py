@@ -14,9 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-import httpx2
-
-from api.deliveries import DeliveryRounds, ForbiddenTarget, RoundTimes
+from api.deliveries import FAILURES, DeliveryRounds, RoundTimes
 from api.exports import EXPORTERS
 from api.exports.base import ExportedJob
 from api.exports.following import Sent, finish, follow
@@ -112,7 +110,7 @@ class JobExports(DeliveryRounds[ExportTimes]):
         try:
             with self._server(job, due.target, limit) as server:
                 return self._tell(replace(due, is_live=is_live), job, server)
-        except (ExportFailed, ForbiddenTarget, OSError, ValueError, httpx2.HTTPError) as error:
+        except (ExportFailed, *FAILURES) as error:
             return self._failed(due, f"{type(error).__name__}: {error}"[:_SHOWN])
         finally:
             self._under_way.discard(limit)

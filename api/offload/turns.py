@@ -17,7 +17,7 @@ _RETRY_AFTER_S = 1
 class FairTurns:
     """Gives each key one turn at a time, in one event loop.
 
-    ``most_of_one`` counts the answers of one key that are being made or wait.
+    ``most_of_one`` is the limit on the answers of one key that are being made or wait.
     """
 
     def __init__(self, most_of_one: int, at_once: int = AT_ONCE) -> None:
@@ -51,7 +51,7 @@ class FairTurns:
     @property
     def is_asked_for(self) -> bool:
         """Return whether anybody waits for a turn."""
-        return bool(self._waiting)
+        return any(not given.done() for asking in self._waiting.values() for given in asking)
 
     async def _take(self, key: str) -> None:
         given = asyncio.get_running_loop().create_future()

@@ -251,7 +251,7 @@ class OpenIdProvider:
         if metadata.issuer != self._party.issuer:
             raise ProviderUnavailable(f"{url} is about the issuer {metadata.issuer[:200]!r}, another one")
         for endpoint in (metadata.authorization_endpoint, metadata.token_endpoint, metadata.jwks_uri):
-            if urlsplit(endpoint).scheme not in self._schemes:
+            if endpoint.partition(":")[0].lower() not in self._schemes:
                 raise ProviderUnavailable(f"the provider's endpoint {endpoint[:200]!r} is not https")
         return _ProviderKeys(metadata, key_set(self._ask("GET", metadata.jwks_uri)), now)
 
@@ -264,7 +264,7 @@ class OpenIdProvider:
                     body += chunk
                     if len(body) > _MOST_BYTES:
                         raise ProviderUnavailable(f"the answer of {url} is larger than {_MOST_BYTES} bytes")
-        except httpx2.TransportError as error:
+        except (httpx2.RequestError, httpx2.InvalidURL, UnicodeError) as error:  # also what no request can have
             raise ProviderUnavailable(f"{url} does not answer: {error or type(error).__name__}") from None
         if method == "POST" and response.status_code in (400, 401):
             raise CodeRefused("the provider refuses the code of this sign-in, or this service's credentials")

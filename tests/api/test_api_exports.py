@@ -217,6 +217,7 @@ NOWHERE = [
     "https://host/?token=1",
     "https://host/#part",
     "host:80",
+    "https://a..b/",
 ]
 
 

@@ -57,6 +57,7 @@ def test_a_turn_that_is_left_or_given_back_goes_to_the_next() -> None:
         left.cancel()
         async with asyncio.timeout(60):
             await asyncio.gather(left, return_exceptions=True)
+            assert not turns.is_asked_for
             end.set()
             await first
             async with turns.turn("a") as turn:

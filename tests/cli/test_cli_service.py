@@ -208,7 +208,7 @@ def test_a_service_that_is_not_there_is_named_with_what_to_do(trivet: Cli) -> No
     assert "http://127.0.0.1:9" in ran.err
     assert "trivet up" in ran.err
     assert trivet("jobs", TRIVET_URL="ftp://x").code == 2
-    for url in ("http://ann:secret@127.0.0.1:9", "http://127.0.0.1:9?project=a"):
+    for url in ("http://ann:secret@127.0.0.1:9", "http://127.0.0.1:9?project=a", "https://a..b", "http://[::1"):
         told = trivet("jobs", TRIVET_URL=url).err
         assert ("is not the address of a service" in told, "secret" in told) == (True, False)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 
 import pytest
 from waiting import eventually
@@ -70,6 +72,16 @@ def test_a_large_file_is_published_without_a_copy_and_survives_its_replacement(p
     path.with_suffix(".new").write_bytes(b"v" * 100)
     path.with_suffix(".new").replace(path)
     assert content.read_bytes() == b"w" * 100
+
+
+def test_a_large_file_that_cannot_be_linked_is_copied_whole(paths: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "this file system has no hard links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (paths.artifacts / "model.safetensors").write_bytes(b"w" * 100)
+    artifact = publish(paths, "model.safetensors", "x/y", copied_bytes=10)
+    assert (artifact.bytes, (paths.published / artifact.sha256).read_bytes()) == (100, b"w" * 100)
 
 
 def test_content_that_nothing_refers_to_is_deleted(paths: JobPaths) -> None:

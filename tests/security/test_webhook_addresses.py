@@ -6,7 +6,9 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis as redis_py
@@ -21,7 +23,7 @@ from api.deliveries.addresses import is_public, may_reach
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records.webhooks import new_secret, sign
 from service.jobs.settings import Settings
-from service.jobs.spec.common import check_receiver
+from service.jobs.spec.common import WebhookFormat, check_receiver
 from service.jobs.store.keyspace import WEBHOOKS
 from trivet.webhooks import InvalidDelivery, verify
 
@@ -68,21 +70,37 @@ def test_a_name_of_an_inner_address_is_refused_when_it_is_resolved() -> None:
 def test_a_webhook_to_an_inner_address_is_not_sent_and_says_why(
     broker: str, redis: redis_py.Redis, tmp_path: Path, receiver: Receiver
 ) -> None:
-    with serving(Settings(data=tmp_path, redis_url=SecretStr(broker))) as running:
-        hook, _ = running.store.webhooks.create(receiver.url, ["queued"], [], project=None, by="root")
+    """Nor is one to what no name server can be asked for, which settings may name."""
+    mail: dict[str, Any] = {
+        "smtp_url": SecretStr("smtp+plain://a..b"),
+        "smtp_from": "trivet@example.org",
+        "smtp_to": "ada@example.org",
+    }
+    with serving(Settings(data=tmp_path, redis_url=SecretStr(broker), **mail)) as running:
+        hooks = running.store.webhooks
+        targets: list[tuple[str, WebhookFormat]] = [
+            (receiver.url, "standard"),
+            ("https://a..b/", "standard"),
+            ("mailto:ada@example.org", "email"),
+        ]
+        made = [hooks.create(url, ["queued"], [], project=None, by="root", form=form)[0].id for url, form in targets]
         with running.client("ada") as ada:
             ada.post("/v1/jobs", json=SPEC)
-        (failed,) = eventually(
-            lambda: (found := running.store.webhooks.deliveries(hook.id, 9)) and found[0].attempts and found
-        )
+
+        def errors_of(hook: str) -> list[str | None]:
+            return [each.error for each in hooks.deliveries(hook, 9) if each.attempts]
+
+        inner, nowhere, mailed = [eventually(partial(errors_of, hook))[0] for hook in made]
         with running.client("ada") as ada:
             asking = SPEC | {"notify": {"webhook": receiver.url, "on": ["queued"]}}  # as by a name that led elsewhere
             job = running.store.jobs.submit(spec_adapter.validate_python(asking), "ada")[0].id
             (notice,) = notices(ada, job, 1)
-    assert "nor in TRIVET_WEBHOOK_ALLOW" in (failed.error or "")
+    assert "nor in TRIVET_WEBHOOK_ALLOW" in (inner or "")
+    assert "expected an https:// URL with a host in ASCII" in (nowhere or "")
+    assert "UnicodeError" in (mailed or "")
     assert (notice["state"], "nor in TRIVET_WEBHOOK_ALLOW" in notice["error"]) == ("failed", True)
     assert receiver.taken == []
-    assert redis.hlen(WEBHOOKS()) == 1
+    assert redis.hlen(WEBHOOKS()) == 3
 
 
 Change = Callable[[dict[str, str], bytes], tuple[dict[str, str], bytes]]

@@ -88,6 +88,9 @@ def test_a_chat_gets_a_text_that_addresses_nobody_and_a_person_one_mail(
         ("mailto:ada@lab.example?bcc=x@evil.example", "email", "one address, such as mailto:ada@example.org"),
         ("https://example.org/", "email", "one address, such as mailto:ada@example.org"),
         ("mailto:ada@example.org", "slack", "an https:// URL with a host"),
+        ("https://example.org/\u0001", "standard", "an https:// URL with a host in ASCII, with 1 to 63 characters"),
+        ("https://a..b/", "standard", "an https:// URL with a host in ASCII, with 1 to 63 characters"),
+        ("https://münchen.de/x", "standard", "an https:// URL with a host in ASCII (here xn--mnchen-3ya.de)"),
     ],
 )
 def test_who_is_not_allowed_is_sent_nothing(client: httpx2.Client, url: str, form: str, expected: str) -> None:

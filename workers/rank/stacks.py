@@ -9,7 +9,7 @@ from pathlib import Path
 
 REQUEST = signal.SIGUSR1
 """The signal on which a rank writes its stacks. The interpreter answers in C, so also from within a call that hangs."""
-_CAUGHT = re.compile(r"^SigCgt:\s*(?P<signals>[0-9a-f]+)$", re.MULTILINE)
+_CAUGHT = re.compile(rb"^SigCgt:\s*(?P<signals>[0-9a-f]+)$", re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
@@ -30,7 +30,7 @@ def answers(pid: int) -> bool:
     behind the rank's; any other process would end by the signal.
     """
     try:
-        caught = _CAUGHT.search(Path(f"/proc/{pid}/status").read_text())
+        caught = _CAUGHT.search(Path(f"/proc/{pid}/status").read_bytes())  # a name may end within a letter
     except OSError:
         return False
     return caught is not None and bool(int(caught["signals"], 16) >> (REQUEST - 1) & 1)

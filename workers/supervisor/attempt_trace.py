@@ -84,6 +84,7 @@ class AttemptTrace:
     _heard: set[int | None] = field(default_factory=set)
     _counts: dict[tuple[str, int | None], int] = field(default_factory=dict)
     _last: dict[int | None, float] = field(default_factory=dict)
+    _steps: dict[int | None, int] = field(default_factory=dict)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Enter an event of a rank."""
@@ -97,7 +98,10 @@ class AttemptTrace:
             case "span":
                 self._enter(str(event["name"]), rank, float(event["start"]), float(event["end"]), {})
             case "metric":
-                self._enter("step", rank, self._last.get(rank, self.began_s), at, {"step": int(event["step"])})
+                step = int(event["step"])
+                if step > self._steps.get(rank, -1):  # further metrics of a step follow its own
+                    self._enter("step", rank, self._last.get(rank, self.began_s), at, {"step": step})
+                    self._steps[rank] = step
                 self._last[rank] = at
             case "bound":
                 took = event.get("seconds")

@@ -163,11 +163,9 @@ def find_unrelayed(
     folders = {number: folder for number, folder in attempt_folders(attempts).items() if number < ref.attempt}
     if not folders:
         return []
-    since = 0.0
-    relayed: set[bytes] = set()
     page = store.events.page(ref.job_id, limit=1)
-    if page.gap and page.items:
-        since = float(page.items[0].event["time"])
+    since = float(page.items[0].event["time"]) if page.gap and page.items else 0.0
+    relayed = {event_key(item.event) for item in page.items}
     while (page := store.events.page(ref.job_id, after=page.next_after, types=METRIC, limit=_PAGE)).items:
         relayed |= {event_key(item.event) for item in page.items}
     return select_unrelayed(

@@ -11,7 +11,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import BinaryIO, cast
@@ -66,14 +66,15 @@ def _publish_text(paths: JobPaths, name: str, text: str) -> Artifact:
 
 
 def _keep(file: BinaryIO, published: Folder, copied_bytes: int, is_over: Callable[[], bool]) -> tuple[int, str]:
-    """Link a large file, which jobs replace and never write to again, under another name; copy a small one, to
-    be sure. Return size and SHA-256 of the published file.
+    """Link a large file, which jobs replace and never write to again, under another name. Copy a small one, since jobs
+    may write to it, and one that cannot be linked. Return size and SHA-256 of the published file.
     """
     draft = f".{uuid.uuid4().hex}"
+    is_small = os.fstat(file.fileno()).st_size <= copied_bytes
     try:
-        if not _link_draft(file, published, draft, copied_bytes):
+        if is_small or not _link_draft(file, published, draft):
             with published.create(draft) as copy:
-                copy.write(file.read(copied_bytes))
+                copy.writelines([file.read(copied_bytes)] if is_small else _read_unchanged(file, is_over))
         with published.reader(draft) as kept:
             size, digest = _hash_file(kept, is_over)
         published.rename(draft, digest)
@@ -82,10 +83,9 @@ def _keep(file: BinaryIO, published: Folder, copied_bytes: int, is_over: Callabl
     return size, digest
 
 
-def _link_draft(file: BinaryIO, published: Folder, draft: str, copied_bytes: int) -> bool:
-    if os.fstat(file.fileno()).st_size <= copied_bytes:
-        return False
-    with contextlib.suppress(OSError):  # another file system, or another owner
+def _link_draft(file: BinaryIO, published: Folder, draft: str) -> bool:
+    """Return whether the file has one more name now; not on every file system, and not if it is another user's."""
+    with contextlib.suppress(OSError):
         published.link(file, draft)
         return True
     return False
@@ -102,16 +102,24 @@ def _measure_folder(folder: Folder, is_over: Callable[[], bool]) -> int:
 
 def _hash_file(file: BinaryIO, is_over: Callable[[], bool]) -> tuple[int, str]:
     """Return size and SHA-256 of a file that is no longer written to."""
-    size, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
+    size, digest = 0, hashlib.sha256()
+    for chunk in _read_unchanged(file, is_over):
+        size += len(chunk)
+        digest.update(chunk)
+    return size, digest.hexdigest()
+
+
+def _read_unchanged(file: BinaryIO, is_over: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield the content of a file. Raises :class:`UnusableArtifact` if its size changes meanwhile."""
+    size = os.fstat(file.fileno()).st_size
     while chunk := file.read(_CHUNK):
         if is_over():
             raise UnusableArtifact(_TOO_LATE)
         if file.tell() > size:
             break
-        digest.update(chunk)
+        yield chunk
     if file.tell() != size:
         raise UnusableArtifact("it was written to while it was published")
-    return size, digest.hexdigest()
 
 
 def clear_unpublished(paths: JobPaths, manifest: Iterable[Artifact]) -> None:

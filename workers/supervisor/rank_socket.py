@@ -18,7 +18,7 @@ from typing import Literal, cast
 
 from service.jobs.events import ErrorEvent, Event, MalformedEvent
 from service.jobs.settings import MAX_LOG_BYTES
-from service.linux import weigh_session
+from service.linux import stat_of, weigh_session
 from workers import event_protocol
 from workers.event_protocol import STOP, Greeting, LineSplitter, TextLine, end_early, lease_until
 from workers.rank.stacks import REQUEST, answers
@@ -60,10 +60,9 @@ def is_descendant(pid: int, root: int) -> bool:
     """Return whether ``root`` is an ancestor of ``pid``; true if that process has ended meanwhile."""
     while pid > 1:
         try:
-            status = Path(f"/proc/{pid}/stat").read_text()
+            pid = int(stat_of(pid)[1])
         except (FileNotFoundError, ProcessLookupError):
             return True
-        pid = int(status.rpartition(")")[2].split()[1])
         if pid == root:
             return True
     return False

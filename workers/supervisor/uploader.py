@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
@@ -143,11 +143,9 @@ class Uploader:
         self._batch += 1
         newest = next((event for event in reversed(batch) if event["type"] == "progress"), None)
         told = [event for event in batch if event["type"] != "progress" or event is newest]
-        progress = cast(ProgressEvent | None, newest)
+        progress, reached = cast(ProgressEvent | None, newest), self._thresholds.reached(batch)
         try:
-            patience_s = self._settings.report_within_s
-            reached = self._thresholds.reached(batch)
-            await retry_until(patience_s, self._attempts.emit, self._ref, told, progress, self._batch, reached)
+            await self._emit(told, progress, self._batch, reached)
         except Superseded:
             self._lost = True
             self._queue.clear()
@@ -160,8 +158,14 @@ class Uploader:
     async def tell_of_result(self, result: Mapping[str, Any] | None) -> None:
         """Send notices about numbers of the result that reached a threshold. Raises like :meth:`Attempts.emit`."""
         if reached := self._thresholds.reached_by_result(result):
-            patience_s = self._settings.report_within_s
-            await retry_until(patience_s, self._attempts.emit, self._ref, [], None, 0, reached)
+            await self._emit([], None, 0, reached)
+
+    async def _emit(
+        self, events: list[Event], progress: ProgressEvent | None, batch: int, reached: list[ReachedThreshold]
+    ) -> None:
+        patience_s = self._settings.report_within_s
+        await retry_until(patience_s, self._attempts.emit, self._ref, events, progress, batch, reached)
+        self._thresholds.note_told(reached)
 
     def record(self, event: Event) -> None:
         """Only record an event: the store puts it into the stream itself."""
@@ -169,27 +173,41 @@ class Uploader:
 
 
 class Thresholds:
-    """Keeps which thresholds this attempt has reached; the store knows those of earlier attempts."""
+    """Keeps which thresholds this attempt has reached, and of which of them the store has yet to be told. The
+    store knows those of earlier attempts.
+    """
 
     def __init__(self, notify: NotifySpec | None) -> None:
         self._notify = notify
         self._known: set[str] = set()
+        self._untold: list[ReachedThreshold] = []
 
     def reached(self, events: Sequence[Event]) -> list[ReachedThreshold]:
-        """Return the first metrics among these events that meet their thresholds."""
-        metrics = [cast(MetricEvent, event) for event in events if event["type"] == "metric"]
-        return [found for metric in metrics for found in self._new(metric["values"], metric["step"])]
+        """Return the first metrics that meet their thresholds, of these events and of earlier ones that the store has
+        not been told of.
+        """
+        for event in events:
+            if event["type"] == "metric":
+                metric = cast(MetricEvent, event)
+                self._add(metric["values"], metric["step"])
+        return list(self._untold)
 
     def reached_by_result(self, result: Mapping[str, Any] | None) -> list[ReachedThreshold]:
-        """Return the numbers of a result that meet their thresholds, unless a metric of that name already did."""
-        return self._new(result or {}, None)
+        """Return the numbers of a result that meet their thresholds, unless a metric of that name already did, and
+        such metrics that the store has not been told of.
+        """
+        self._add(result or {}, None)
+        return list(self._untold)
 
-    def _new(self, numbers: Mapping[str, Any], step: int | None) -> list[ReachedThreshold]:
+    def note_told(self, reached: Collection[ReachedThreshold]) -> None:
+        """Note that the store has these."""
+        self._untold = [each for each in self._untold if each not in reached]
+
+    def _add(self, numbers: Mapping[str, Any], step: int | None) -> None:
         if self._notify is None:
-            return []
-        new = [(name, value) for name, value in self._notify.reached(numbers) if name not in self._known]
-        self._known.update(name for name, _ in new)
-        return [
-            ReachedThreshold(name=name, value=value, threshold=self._notify.when[name], step=step)
-            for name, value in new
-        ]
+            return
+        for name, value in self._notify.reached(numbers):
+            if name not in self._known:
+                self._known.add(name)
+                threshold = self._notify.when[name]
+                self._untold.append(ReachedThreshold(name=name, value=value, threshold=threshold, step=step))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from pathlib import Path
 
 import psutil
 
 from service.jobs.records import CoreDemand, Overcommitment
+from service.linux import stat_of
 
 _PER_CORE = 2.0
 """Threads for each core, over the last minute, beyond which a host is overcommitted."""
@@ -43,7 +43,7 @@ def _runnable(pid: int) -> int:
     with contextlib.suppress(OSError):  # it has ended
         for task in os.scandir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                count += Path(task.path, "stat").read_text().rpartition(")")[2].split()[0] == "R"
+                count += stat_of(f"{pid}/task/{task.name}")[0] == "R"
     return count
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from service.jobs.host.process_lock import LockedError, ProcessLock
+from service.linux import stat_of
 
 _PAUSE_S = 0.05
 
@@ -28,7 +29,7 @@ class Process:
     def of(cls, pid: int) -> Process | None:
         """Return the live process with this pid, if any; a zombie is not alive."""
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = stat_of(pid)
         except (FileNotFoundError, ProcessLookupError):
             return None
         return None if fields[0] in "ZX" else cls(pid, fields[19])

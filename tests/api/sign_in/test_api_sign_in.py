@@ -313,6 +313,8 @@ ODD_METADATA: dict[str, dict[str, Any]] = {
     "another issuer": {"issuer": "https://other.example"},
     "no keys": {"jwks_uri": None},
     "a file": {"token_endpoint": "file:///etc/passwd"},
+    "no host": {"jwks_uri": "https://a..b/keys"},
+    "no URL": {"jwks_uri": "https://localhost/\u0001"},
 }
 
 

@@ -26,7 +26,8 @@ def test_an_attempt_of_many_steps_is_a_trace_of_few(collector: OtlpReceiver, dat
     with traced_attempt(tracing_for("supervisor", os.environ), PARENT, claim(1), paths) as trace:
         trace.note_launch()
         for step in range(1, 1001):
-            trace.take({"type": "metric", "time": 1e9 + step, "rank": 0, "step": step, "values": {"loss": 1.0}})
+            for name in ("loss", "eval_loss"):
+                trace.take({"type": "metric", "time": 1e9 + step, "rank": 0, "step": step, "values": {name: 1.0}})
         trace.take({"type": "span", "time": 1e9, "rank": 1, "name": "rung", "start": 5.0, "end": 6.0})
         bound = {"type": "bound", "time": 1e9, "rank": 1, "instance": 4, "verdict": "verified", "seconds": 2.0}
         trace.take(bound)

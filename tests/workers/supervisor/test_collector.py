@@ -6,14 +6,17 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from service.jobs.events import Event, MalformedEvent, rank_file
 from service.jobs.events.curves import read_curves
+from service.jobs.records import AttemptRef
+from service.jobs.store.tail import EventPage, StoredEvent
 from workers.event_protocol import log_event
-from workers.supervisor.collector import Collector
+from workers.supervisor.collector import Collector, find_unrelayed
 from workers.supervisor.settings import SupervisorSettings
 
 
@@ -122,6 +125,25 @@ def test_what_an_earlier_attempt_left_is_recovered_once_before_the_first_metric(
     assert [each if isinstance(each, tuple) else each["type"] for each in order] == [
         "progress", ("recovered before", 7), "metric", "metric",
     ]  # fmt: skip
+
+
+def test_the_first_metric_of_a_trimmed_stream_is_not_relayed_again(tmp_path: Path) -> None:
+    metrics: list[Any] = [
+        {"type": "metric", "time": 1.0 * step, "rank": 0, "step": step, "values": {"loss": 1.0}} for step in (1, 2, 3)
+    ]
+    attempt = tmp_path / "1"
+    attempt.mkdir()
+    rank_file(attempt, 0).write_text("".join(f"{json.dumps(each)}\n" for each in metrics))
+    stored = [StoredEvent(str(each["step"]), each) for each in metrics]
+
+    class Trimmed:
+        def page(self, _: str, after: str = "0", **__: object) -> EventPage:
+            begin = max(1, int(after))
+            items = stored[begin : begin + 1]
+            return EventPage(items, items[-1].id if items else after, gap=after == "0")
+
+    store: Any = SimpleNamespace(events=Trimmed())
+    assert find_unrelayed(store, AttemptRef("job_1", 2, "a"), tmp_path, None) == []
 
 
 def test_thinned_curves_are_left_beside_the_record_at_the_end(tmp_path: Path) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import socket
 from pathlib import Path
 from typing import Any
 
+from service.jobs.host import Process
 from service.jobs.runtime import connect
 from workers.event_protocol import end_early
-from workers.supervisor.rank_socket import Admission, RankSocket
+from workers.forks import threads
+from workers.rank.stacks import answers
+from workers.supervisor.rank_socket import Admission, RankSocket, is_descendant
 from workers.supervisor.settings import SupervisorSettings
+
+_PR_SET_NAME, _PR_GET_NAME = 15, 16
 
 
 async def greeted(folder: Path, ranks: int, said: list[Any]) -> tuple[RankSocket, socket.socket]:
@@ -63,3 +69,17 @@ def test_a_second_connection_does_not_speak_for_a_rank(tmp_path: Path) -> None:
     relay = asyncio.run(greet_twice())
     assert not relay.ranks[0].done
     assert "greeted twice" in said[0]["line"]
+
+
+def test_a_process_whose_name_is_cut_within_a_letter_is_known_all_the_same() -> None:
+    """The kernel keeps 15 bytes of a name."""
+    name, libc = ctypes.create_string_buffer(16), ctypes.CDLL(None)
+    libc.prctl(_PR_GET_NAME, name)
+    libc.prctl(_PR_SET_NAME, b"x" * 14 + "ß".encode())
+    try:
+        assert Process.of(os.getpid()) is not None
+        assert is_descendant(os.getpid(), os.getppid())
+        assert answers(os.getpid()) in (False, True)
+        assert any(each.startswith("x" * 14) for each in threads())
+    finally:
+        libc.prctl(_PR_SET_NAME, name)

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from worker_fleet import Fleet
 
+from service.jobs.events import MetricEvent
 from service.jobs.records import AttemptRef
+from service.jobs.records.webhooks import ReachedThreshold
+from service.jobs.spec.common import NotifySpec
 from service.jobs.store import Attempts, StoreUnavailable
 from workers import event_protocol
 from workers.supervisor.logs import GrowingFile
@@ -174,3 +177,36 @@ def test_a_call_has_no_more_bytes_than_it_may_and_long_events_wait_on_disk(tmp_p
 
     asyncio.run(work())
     assert calls == [3, 3, 3, 1]
+
+
+def test_a_threshold_that_was_reached_in_an_outage_is_told_after_it(tmp_path: Path) -> None:
+    told: list[list[str]] = []
+
+    class Interrupted:
+        def emit(self, _: AttemptRef, __: list[Any], ___: Any, batch: int, reached: list[ReachedThreshold]) -> None:
+            if batch == 1:
+                raise StoreUnavailable("no broker")
+            told.append([each.name for each in reached])
+
+    async def now(act: Callable[[], None]) -> None:
+        act()
+
+    async def work() -> None:
+        attempts: Any = Interrupted()
+        uploader = Uploader(
+            attempts,
+            AttemptRef("job_1", 1, "a"),
+            GrowingFile(tmp_path / "events"),
+            lambda: None,
+            thresholds=Thresholds(NotifySpec(webhook="https://ci.example.org/", when={"loss": "< 1"})),
+            disk=now,
+            settings=SupervisorSettings(report_within_s=0.0, upload_batch=1),
+        )
+        for step in (1, 2, 3):
+            metric: MetricEvent = {"type": "metric", "time": 1.0, "rank": 0, "step": step, "values": {"loss": 0.5}}
+            uploader.relay(metric)
+        uploader.close()
+        await uploader.run()
+
+    asyncio.run(work())
+    assert told[:2] == [["loss"], []]

@@ -1,7 +1,9 @@
 -- A host reports itself: what it has, and which attempts it supervises.
 -- COST: the host's devices, and what it supervises.
 -- USES: core device_hours fair_share devices
--- ARGV: limits: json, host: str, address: str, cuda: str, cuda_count: int, cpu_slots: int, versions: str, threads: str, isolation: str, launchers: str, allocation: str, overcommitted: str, clock_ms: int, live: json
+-- ARGV: limits: json, host: str, address: str, cuda: str, cuda_count: int, cpu_slots: int,
+-- ARGV: versions: str, threads: str, isolation: str, launchers: str, allocation: str,
+-- ARGV: overcommitted: str, clock_ms: int, live: json
 -- RETURNS: {"1" when draining, else "0", "job:attempt" to kill, …}
 
 local now = now_ms()
@@ -15,8 +17,8 @@ for pool, devices in pairs(count) do
   end
 end
 redis.call("HSET", key, "name", host, "address", address, "cuda", cuda, "versions", versions, "threads", threads,
-  "isolation", isolation, "launchers", launchers, "allocation", allocation, "overcommitted", overcommitted, "seen_at", whole(wall_ms()),
-  "clock_skew_ms", whole(clock_ms - wall_ms()))
+  "isolation", isolation, "launchers", launchers, "allocation", allocation, "overcommitted", overcommitted,
+  "seen_at", whole(wall_ms()), "clock_skew_ms", whole(clock_ms - wall_ms()))
 if tonumber(redis.call("ZSCORE", KEY.hosts(), host) or 0) <= now then
   wake_placement()
 end

@@ -2,7 +2,8 @@
 -- A batch that is there already (its writer got no answer and sent it again) is not appended twice; 0 is no number.
 -- COST: the events given, and those that have to go for them; a first batch also clears what was held against its host.
 -- USES: core jobs events queue device_hours fair_share devices counts sweeps ending fencing health
--- ARGV: limits: json, job_id: str, attempt: int, host: str, batch: int, progress: str, phases: str, reached: str, *entries: str
+-- ARGV: limits: json, job_id: str, attempt: int, host: str, batch: int, progress: str, phases: str,
+-- ARGV: reached: str, *entries: str
 -- RETURNS: 1, or 0 of a batch that was known
 
 if not may_write(job_id, attempt, host, limits) then

@@ -1,5 +1,5 @@
--- Keep which values of a sweep its rule has judged, and tell the jobs that stop by them: each ends as a success, with what
--- it has. Nothing happens if another call has judged meanwhile.
+-- Keep which values of a sweep its rule has judged, and tell the jobs that stop by them: each ends as a success, with
+-- what it has. Nothing happens if another call has judged meanwhile.
 -- COST: the jobs that stop, 1,000 at most.
 -- USES: core jobs sweeps
 -- ARGV: sweep: str, before: int, judged: int, stopped: json

@@ -1,4 +1,4 @@
--- Make a worker the one that asks a launcher for devices, or let it stay that: for hold_ms, since workers end without notice.
+-- Make a worker the one that asks a launcher for devices for hold_ms, or let it stay that: workers end without notice.
 -- COST: constant.
 -- USES: core
 -- ARGV: launcher: str, worker: str, hold_ms: int

@@ -5,10 +5,11 @@
 -- not searched for, and holds back jobs of its own project alone. No number of jobs that cannot be placed hides one that
 -- can: the index finds it.
 -- COST: at most MOST_PLACED placements in each pool, none begun after MOST_NODES_READ; the searches are bounded by the
--- fleet's devices and hosts (see lib/queue.lua) for each project that has pending jobs, everything else by the fleet, by
--- the hours of the window for each project with a quota of device-hours, and by MOST_TOLD dependents that are told. The
--- cost does not grow with the number of pending jobs, nor with that of their shapes. What was left is found by the next call, in the same order. A call that leaves nothing to do says so, and until
--- a job, a device or a host is added or freed (or a second has passed) the next ones return at once.
+-- fleet's devices and hosts (see lib/queue.lua) for each project that has pending jobs, everything else by the fleet,
+-- by the hours of the window for each project with a quota of device-hours, and by MOST_TOLD dependents that are told.
+-- The cost does not grow with the number of pending jobs, nor with that of their shapes. What was left is found by the
+-- next call, in the same order. A call that leaves nothing to do says so, and until a job, a device or a host is added
+-- or freed (or a second has passed) the next ones return at once.
 -- USES: core jobs queue pending_search device_hours fair_share placement_quotas devices fleet counts sweeps ending starting
 -- ARGV: limits: json
 -- RETURNS: ids placed
@@ -155,8 +156,8 @@ for name in pairs(groups) do
 end
 overdue_since = now - limits.fair_share_bound_ms
 
--- What fits now ("free"), or ever ("total"): for each group its region (see lib/pending_search.lua). A job that avoids a host
--- goes elsewhere, unless no other hosts could ever hold it.
+-- What fits now ("free"), or ever ("total"): for each group its region (see lib/pending_search.lua). A job that avoids
+-- a host goes elsewhere, unless no other hosts could ever hold it.
 local function regions(count, pool)
   local everywhere, wanted = capacity_on(count, pool), {}
   local auto_pool = fleet_has_cuda and "cuda" or "cpu"

@@ -1,5 +1,5 @@
--- Begin an attempt of a pending job on the hosts of an allocation that was made for it, once all of them are heard of. Each of
--- the hosts asks; what one began is told to the others.
+-- Begin an attempt of a pending job on the hosts of an allocation that was made for it, once all of them are heard of.
+-- Each of the hosts asks; what one began is told to the others.
 -- COST: the hosts, and the hours of the window where the project has a quota of device-hours.
 -- USES: core jobs queue pending_search device_hours fair_share placement_quotas devices counts sweeps ending starting
 -- ARGV: limits: json, job_id: str, allocation: json, *hosts: str

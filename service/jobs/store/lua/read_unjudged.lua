@@ -2,7 +2,8 @@
 -- COST: the jobs of one sweep, 1,000 at most, and the values that its rule follows, 20,000 at most.
 -- USES: core jobs sweeps
 -- ARGV:
--- RETURNS: {} | {sweep, rule, number of values judged, {job:step, number and value, …}, {{job, state, step at which it was told to end}, …}}
+-- RETURNS: {} | {sweep, rule, number of values judged, {job:step, number and value, …},
+--   {{job, state, step at which it was told to end}, …}}
 
 local sweep = redis.call("SRANDMEMBER", KEY.sweeps_to_judge())
 if not sweep then

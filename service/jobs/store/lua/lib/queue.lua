@@ -2,11 +2,12 @@
 -- Needs core, jobs.
 --
 -- Jobs of one shape (group:ranks:hosts, where the group is the device asked for, with the host that is avoided and the
--- project, where they are not the usual ones) and one priority form a slice, in order of age; only its head can be next. A quadtree over the plane of hosts and ranks holds the heads: each node is
--- a sorted set of the heads in its square, and a square of side 4 has 16 below it. What fits is a region below a
--- staircase (more hosts never hold fewer ranks), so a search opens only nodes that the staircase cuts: at most about
--- twice as many as the largest feasible ranks and hosts together, however many shapes or jobs there are. Entering or
--- removing a job writes 2·(LEVELS + 1) keys at most, beside its slice.
+-- project, where they are not the usual ones) and one priority form a slice, in order of age; only its head can be
+-- next. A quadtree over the plane of hosts and ranks holds the heads: each node is a sorted set of the heads in its
+-- square, and a square of side 4 has 16 below it. What fits is a region below a staircase (more hosts never hold fewer
+-- ranks), so a search opens only nodes that the staircase cuts: at most about twice as many as the largest feasible
+-- ranks and hosts together, however many shapes or jobs there are. Entering or removing a job writes 2·(LEVELS + 1)
+-- keys at most, beside its slice.
 
 local CLASS = 1e13
 local SIDE, LEVELS = 4, 8
