@@ -13,7 +13,7 @@ from typing import Any
 
 from case_rows import Row, running, skipped
 
-from service.jobs.spec.compile import LADDER
+from service.jobs.spec.compile import MODES
 from trivet import Client, Refused
 
 PART = "compile"
@@ -112,6 +112,6 @@ def _line(text: str, key: str) -> str:
 
 def _is_stopped(right: str, rungs: Mapping[tuple[str, str], str]) -> bool:
     """Return whether one of the named rungs does not pass, or any if none is named."""
-    named = {rung for rung in LADDER if re.search(rf"(?<![\w-]){rung}(?![\w-])", right)} or set(LADDER)
+    named = {rung for rung in MODES if re.search(rf"(?<![\w-]){rung}(?![\w-])", right)} or set(MODES)
     phases = {right.partition(":")[0]} & set(PHASES) or set(PHASES)
     return any(verdict not in SOUND for (ran, rung), verdict in rungs.items() if ran in phases and rung in named)

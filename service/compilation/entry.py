@@ -8,12 +8,10 @@ import importlib
 import os
 from typing import Any
 
-from service.compilation.forks import Forks, Seat, can_fork
+from service.compilation.forks import CORES, PROCESSES, Forks, Seat, can_fork
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 
-_CLIMBING = 3
-"""The most processes that climb a phase (``plans``); each has two cores."""
 _PROVING, _SPARE = 1, 3
 """One process proves the detectors; others repeat trials, or continue after a crash."""
 
@@ -31,8 +29,8 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
 
 
 def _eager(spec: CompileSpec) -> int:
-    climbing = min(_CLIMBING * len(spec.phases), max(1, len(os.sched_getaffinity(0)) // 2))
-    return _PROVING + climbing
+    most = sum(PROCESSES[0][phase] for phase in spec.phases)
+    return _PROVING + min(most, max(1, len(os.sched_getaffinity(0)) // CORES))
 
 
 def _serve(spec: CompileSpec, context: RunContext, seat: Seat) -> None:

@@ -11,14 +11,26 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from service.jobs.spec.compile import Phase
 from service.linux import die_with_parent, leave, open_files
 
+PROCESSES: tuple[Mapping[Phase, int], ...] = (
+    {"train": 3, "inference": 3},
+    {"train": 3, "inference": 1},
+    {"train": 2, "inference": 1},
+    {"train": 1, "inference": 1},
+)
+"""Processes that climb each phase, the most first: each more starts, and shares the device (8 layers of 512, one
+H200).
+"""
+CORES = 2
+"""The cores of each process."""
 STOP, PLAN, HANDS_ON = 0, 1, 2
 """Places in the memory that all processes share: whether to stop, the number of the plan by which they climb, and
 whether the states of uncompiled runs are small enough to be handed on.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product, zip_longest
 
+from service.compilation.forks import CORES, PROCESSES
 from service.compilation.run.observation import RungCase
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
@@ -21,19 +22,10 @@ SMALL = 1 << 28
 """Bytes of parameters and buffers up to which any number of processes hold a program at once, and hand on the states of
 its uncompiled runs: writing down those of a larger one takes longer than a run (16 layers of width 2048, one H200).
 """
-_PROCESSES: tuple[dict[Phase, int], ...] = (
-    {"train": 3, "inference": 3},
-    {"train": 3, "inference": 1},
-    {"train": 2, "inference": 1},
-    {"train": 1, "inference": 1},
-)
-"""Processes of each phase, the most first: each more starts and shares the device (8 layers of 512, one H200)."""
 _COPIES: dict[Phase, int] = {"train": 12, "inference": 5}
 """How many times its size a program may need at once: in training with gradients, states of before, and all of it in
 float64.
 """
-_CORES = 2
-"""The cores of each process."""
 _UNCOMPILED, _VISIT, _INFERENCE = 3.5, 1.0, 0.4
 """The weights of the uncompiled runs, of one step of them, and of what a rung of inference takes of one of training:
 seconds of both models of ``benchmarks/compile_seconds.py`` on one H200, divided by those of half a rung of training
@@ -43,9 +35,9 @@ that generates no code.
 
 def plans(rungs: Sequence[Rung], phases: Sequence[Phase], cores: int) -> tuple[Plan, ...]:
     """Return the plans for so many ``cores``, the one with the most processes first; the last has one process."""
-    divided = (_divide(rungs, phases, processes, helps=helps) for processes in _PROCESSES for helps in (True, False))
+    divided = (_divide(rungs, phases, processes, helps=helps) for processes in PROCESSES for helps in (True, False))
     whole = (tuple(RungCase(rung, phase) for phase in phases for rung in rungs),)
-    return tuple(dict.fromkeys([*(plan for plan in divided if _CORES * len(plan) <= cores), whole]))
+    return tuple(dict.fromkeys([*(plan for plan in divided if CORES * len(plan) <= cores), whole]))
 
 
 def choose_plan(plans: Sequence[Plan], size: int, room: int) -> int:

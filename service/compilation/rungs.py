@@ -1,4 +1,4 @@
-"""Defines the ladder: one entry per rung, from the one that compiles least to the one that compiles most."""
+"""Defines the ladder: a rung for each mode that a spec names, from what compiles least to what compiles most."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from service.jobs.spec.compile import MODES, Mode
 from service.models.compiled import COMPILE_MODES
 
 Backend = str | Callable[..., Any]
@@ -37,26 +38,21 @@ class Rung:
         return self.cuda_graphs or self.rehearses
 
 
-def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False, decomposes: bool = False) -> Rung:
-    compile_mode = COMPILE_MODES[name]
+def _rung(mode: Mode) -> Rung:
+    compile_mode = COMPILE_MODES[mode]
+    backend = compile_mode.backend
     return Rung(
-        name,
-        compile_mode.backend,
-        compiles_backward,
-        generates_code,
-        decomposes or generates_code,
-        compile_mode.mode,
-        compile_mode.cuda_graphs,
+        mode,
+        backend,
+        compiles_backward=backend != "eager",
+        generates_code=backend == "inductor",
+        decomposes=backend in ("aot_eager_decomp_partition", "inductor"),
+        mode=compile_mode.mode,
+        cuda_graphs=compile_mode.cuda_graphs,
     )
 
 
-LADDER: tuple[Rung, ...] = (
-    _rung("eager", compiles_backward=False),
-    _rung("aot_eager"),
-    _rung("aot_eager_decomp_partition", decomposes=True),
-    _rung("inductor", generates_code=True),
-    _rung("reduce-overhead", generates_code=True),
-)
+LADDER: tuple[Rung, ...] = tuple(map(_rung, MODES))
 REHEARSAL = Rung("rehearsal", "eager", rehearses=True)
 """A rung with a backend of its own in every run (``instruments.replays``)."""
 RUNGS: Mapping[str, Rung] = MappingProxyType({rung.name: rung for rung in LADDER})

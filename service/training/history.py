@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from service.jobs.files import atomic_write, set_aside
 from service.jobs.runtime import plain_tables
 
 Row = dict[str, float]
+_LOSS = "loss"
+"""A metric of every step that ran."""
 _EVALUATION = "eval_"
 """The prefix of an evaluation's metrics."""
 
@@ -86,20 +89,19 @@ def _merged(recorded: dict[float, Row], stored: dict[float, Row]) -> dict[float,
 
 
 def _recorded(attempts: Path) -> dict[float, Row]:
-    """Return the recorded metrics by step; of a step that ran twice, the later ones."""
+    """Return the recorded metrics by step; of a step that ran twice, those of the later attempt that ran it.
+
+    What else an attempt reports of a step adds to its row: how the ranks of other stages use their modules, and an
+    evaluation that is made up for.
+    """
     rows: dict[float, Row] = {}
     files = sorted(attempts.glob("*/events*.jsonl"), key=lambda path: (int(path.parent.name), path.name))
-    for path in files:
-        begun: set[float] = set()
-        for event in _metrics(path):
-            step = event["step"]
-            if step not in begun:
-                begun.add(step)
-                if step in rows and _is_evaluated(event["values"]):
-                    rows[step].update(event["values"])  # an evaluation that a later attempt made up for
-                    continue
-                rows[step] = {"step": step, "time": event["time"]}
-            rows[step].update(event["values"])
+    for _, own in groupby(files, key=lambda path: path.parent):
+        found: dict[float, Row] = {}
+        for event in chain.from_iterable(map(_metrics, own)):
+            row = found.setdefault(event["step"], {"step": event["step"], "time": event["time"]})
+            row.update(event["values"])
+        rows |= {step: row if _LOSS in row else rows.get(step, {}) | row for step, row in found.items()}
     return rows
 
 

@@ -19,8 +19,21 @@ from service.training.step_totals import StepTotals
 
 _NAMES_SHOWN = 100
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
-_PEAKS = {"NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "NVIDIA B200": 2250e12}
-"""Dense bf16 FLOP/s from NVIDIA's data sheets, SXM parts."""
+PEAK_FLOPS: Mapping[str, float] = {
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+}
+"""Dense bf16 FLOP/s from NVIDIA's data sheets, by the whole name of a CUDA device: that of another part or of a slice
+of a device only begins alike.
+"""
 
 
 class Journal:
@@ -113,10 +126,10 @@ def _pipeline(spec: TrainSpec) -> str:
 
 
 def readable_bytes(size: int) -> str:
-    """Return a size with the largest decimal unit of which it has at least one, such as ``1.4 MB``."""
-    power = min((len(str(size)) - 1) // 3, len(_UNITS) - 1)
+    """Return a size with the largest decimal unit of which it has, rounded, at least one, such as ``1.4 MB``."""
+    power = next((power for power in range(len(_UNITS)) if round(size / 1000**power) < 1000), len(_UNITS) - 1)
     value = size / 1000**power
-    return f"{size} {_UNITS[0]}" if power == 0 else f"{value:.{int(value < 10)}f} {_UNITS[power]}"
+    return f"{size} {_UNITS[0]}" if power == 0 else f"{value:.{int(round(value, 1) < 10)}f} {_UNITS[power]}"
 
 
 def _several(names: Sequence[str]) -> str:
@@ -139,7 +152,8 @@ class Timing:
 
 
 def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Timing) -> dict[str, float]:
-    """Return the metrics of a step by name: times and throughput of it alone, ``tflops`` and ``mfu`` per device.
+    """Return the metrics of a step by name: times and throughput of it alone, ``tflops`` and, where the device's
+    peak is known, ``mfu`` per device.
 
     ``data_wait_fraction`` is the share of the step in which the first rank waited for its batch; ``bubble_fraction``
     the share of a pipeline's run in which devices computed nothing (on CUDA that of the step before).
@@ -161,11 +175,6 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
     if totals.bubble_fraction is not None:
         metrics["bubble_fraction"] = totals.bubble_fraction
     if training.device.type == "cuda":
-        peak = peak_flops(torch.cuda.get_device_name(training.device))
+        peak = PEAK_FLOPS.get(torch.cuda.get_device_name(training.device))
         metrics |= {"mfu": flops / peak} if peak else {}
     return metrics
-
-
-def peak_flops(device_name: str) -> float | None:
-    """Return the peak FLOP/s of a CUDA device by the longest known beginning of its name; ``None`` if none is known."""
-    return next((_PEAKS[name] for name in sorted(_PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

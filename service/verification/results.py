@@ -133,9 +133,9 @@ class _LayerSums(NamedTuple):
     width: float
     """The sum of the widths of their bounds."""
     unstable: float
-    """Entries whose relaxation would gain from tighter bounds."""
+    """The number of entries whose relaxation would gain from tighter bounds."""
     entries: float
-    """All entries."""
+    """The number of all entries."""
 
 
 _LAYER_SUMS = len(_LayerSums._fields)

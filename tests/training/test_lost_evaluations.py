@@ -66,13 +66,13 @@ def test_a_stop_at_a_step_that_is_evaluated_leaves_it_to_the_next_attempt(
     assert evaluated(tmp_path) == whole
 
 
-def recorded(folder: Path, attempt: int, *metrics: tuple[int, dict[str, float]]) -> None:
+def recorded(folder: Path, attempt: int, *metrics: tuple[int, dict[str, float]], rank: int = 0) -> None:
     lines = [
-        json.dumps({"type": "metric", "step": step, "time": float(step), "rank": 0, "values": values})
+        json.dumps({"type": "metric", "step": step, "time": float(step), "rank": rank, "values": values})
         for step, values in metrics
     ]
-    (folder / str(attempt)).mkdir(parents=True)
-    (folder / str(attempt) / "events.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / str(attempt)).mkdir(parents=True, exist_ok=True)
+    (folder / str(attempt) / f"events.rank-{rank}.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def test_an_evaluation_that_was_recorded_after_the_file_was_written_is_taken_up(tmp_path: Path) -> None:
@@ -93,3 +93,14 @@ def test_an_evaluation_that_was_made_up_for_keeps_the_row_of_its_step(tmp_path: 
     recorded(tmp_path / "attempts", 2, (2, {"eval_loss": 0.5}), (3, {"loss": 3.0}))
     rows = History(tmp_path / "metrics.parquet", 3, tmp_path / "attempts").rows
     assert [(row["loss"], row.get("eval_loss")) for row in rows] == [(1.0, None), (2.0, 0.5), (3.0, None)]
+
+
+def test_what_ranks_report_of_the_use_of_their_stages_replaces_no_row(tmp_path: Path) -> None:
+    """Neither that of another rank, in a file of its own, nor that of an evaluation that is made up for."""
+    attempts, used = tmp_path / "attempts", {"calls/stage 1/train/4x8": 2.0}
+    recorded(attempts, 1, (1, {"loss": 1.0}), (2, {"loss": 2.0}))
+    recorded(attempts, 1, (1, used), rank=1)
+    recorded(attempts, 2, (2, used), (2, {"eval_loss": 0.5}), (3, {"loss": 3.0}))
+    rows = History(tmp_path / "metrics.parquet", 3, attempts).rows
+    assert [row["loss"] for row in rows] == [1.0, 2.0, 3.0]
+    assert (rows[0] | used, rows[1]["eval_loss"]) == (rows[0], 0.5)

@@ -16,7 +16,7 @@ from service.parallel.boundary import StepBoundary
 from service.training.engine import AccumulationEngine, SharesOfSamples, chunks
 from service.training.gradients import NonFiniteError, clip_, squared_norm
 from service.training.history import History
-from service.training.journal import peak_flops
+from service.training.journal import PEAK_FLOPS
 from service.training.loop import batches
 from service.training.step_totals import RankShare, StepReduction
 
@@ -113,10 +113,11 @@ def test_evaluation_runs_in_micro_batches_and_counts_what_is_no_padding(valid: i
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA GeForce", None)]
+    ("name", "peak"),
+    [("NVIDIA H200", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None)],
 )
 def test_peaks_are_known_by_name_or_not_claimed(name: str, peak: float | None) -> None:
-    assert peak_flops(name) == peak
+    assert PEAK_FLOPS.get(name) == peak
 
 
 def test_history_forgets_the_steps_that_will_run_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Euclidean balls."""
+"""Defines balls of the Euclidean norm, the root of the sum of the squares of all changes."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
 from service.bounds.onnx.whole_numbers import TYPES, WHOLE
-from service.bounds.operators.choice import chosen
+from service.bounds.operators.choice import choose
 from service.bounds.operators.conversion import Call, Converter, Shape, Values, aligned, entrywise, number, of_two
 
 
@@ -22,11 +22,9 @@ def _cast(call: Call, values: Values, shape: Shape) -> Tensor:
     """Convert a cast between floating-point types, or of a truth, which is a number here, to them and back; one to
     integers cuts off what is behind the point.
     """
-    kind, is_truth = call.attributes["to"], call.attributes["to"] == TensorProto.BOOL
-    if is_truth:
-        x = values[0].float
+    x, kind = values[0].float, call.attributes["to"]
+    if kind == TensorProto.BOOL:
         return positive(x) + positive(-x)
-    x = values[0].float
     if kind in TYPES:
         cut = x if WHOLE in call.attributes else torch.floor(torch.relu(x)) - torch.floor(torch.relu(-x))
         return _within_type(x, cut, 2.0 ** (TYPES[kind] - 1))
@@ -42,7 +40,7 @@ def _within_type(x: Tensor, cut: Tensor, end: float) -> Tensor:
     """
     least = torch.full((), -end, dtype=x.dtype, device=x.device)
     before = float(np.nextafter(np.array(-end, np.float64 if x.dtype == torch.float64 else np.float32), -np.inf))
-    return chosen(end - x, chosen(x - before, cut, least), least)
+    return choose(end - x, choose(x - before, cut, least), least)
 
 
 def _clip(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -55,7 +53,7 @@ def _shrink(x: Tensor, at: float, bias: float) -> Tensor:
     """Return the operator as two ReLUs, where it has no jump."""
     if at == bias >= 0:
         return torch.relu(x - at) - torch.relu(-x - at)
-    return chosen(-x - at, x + bias, chosen(x - at, x - bias, _zero(x)))
+    return choose(-x - at, x + bias, choose(x - at, x - bias, _zero(x)))
 
 
 def _remainder(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -103,6 +101,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "Sinh": entrywise(torch.sinh),
     "Softsign": entrywise(lambda x: x / (1 + x.abs())),
     "Swish": entrywise(lambda x, alpha: x * torch.sigmoid(alpha * x), alpha=1.0),
-    "ThresholdedRelu": entrywise(lambda x, alpha: chosen(x - alpha, x, _zero(x)), alpha=1.0),
+    "ThresholdedRelu": entrywise(lambda x, alpha: choose(x - alpha, x, _zero(x)), alpha=1.0),
     "Tan": entrywise(lambda x: x.sin() / x.cos()),
 }

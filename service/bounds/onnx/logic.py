@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.bounds.operators.choice import chosen
+from service.bounds.operators.choice import choose
 from service.bounds.operators.conversion import (
     Call,
     Converted,
@@ -28,7 +28,7 @@ MOST_WHOLE = 2**24
 
 def positive(x: Tensor) -> Tensor:
     """Return 1 where a value is above 0, and else 0."""
-    return chosen(x, *(torch.full((), number, dtype=x.dtype, device=x.device) for number in (1.0, 0.0)))
+    return choose(x, *(torch.full((), number, dtype=x.dtype, device=x.device) for number in (1.0, 0.0)))
 
 
 def _convert_pair(function: Pair) -> Converter:

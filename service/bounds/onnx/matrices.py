@@ -10,29 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, aligned
+from service.bounds.operators.conversion import Call, Converter, Shape, Value, Values, aligned, optional
 
 
 def matrix_product(call: Call, values: Values, shape: Shape) -> Tensor:
     left, right = values
-    if left.constant:
-        if len(left.shape) == 1:
-            raise call.refuse("a constant vector times a value; a constant matrix is supported")
-        x = right.float if len(right.shape) > 1 else right.float.unsqueeze(-1)
-        found = torch.matmul(x.transpose(-1, -2), left.float.transpose(-1, -2)).transpose(-1, -2)
-        return found.reshape(-1, *shape)
-    if right.constant:
-        matrix = right.float if len(right.shape) > 1 else right.float.unsqueeze(-1)
-        x, kept = left.float, max(len(matrix.shape) - len(left.shape), 0)
-        if kept:
-            x = x.reshape(-1, *(1,) * kept, *left.shape)
-        return torch.matmul(x, matrix).reshape(-1, *shape)
-    rank = max(len(left.shape), len(right.shape), 2)
-    first = left.shape if len(left.shape) > 1 else (1, *left.shape)
-    second = right.shape if len(right.shape) > 1 else (*right.shape, 1)
-    x = left.float.reshape(-1, *(1,) * (rank - len(first)), *first)
-    y = right.float.reshape(-1, *(1,) * (rank - len(second)), *second)
-    return torch.matmul(x, y).reshape(-1, *shape)
+    if left.constant and len(left.shape) == 1:
+        raise call.refuse("a constant vector times a value; a constant matrix is supported")
+    x, y = aligned([_unsqueezed(left, -2), _unsqueezed(right, -1)])
+    # A matrix of constants comes last, as in any linear layer.
+    found = torch.matmul(y.mT, x.mT).mT if left.constant else torch.matmul(x, y)
+    return found.reshape(-1, *shape)
+
+
+def _unsqueezed(value: Value, dim: int) -> Value:
+    """Return a vector as a matrix of one row (``dim`` -2) or column (-1), and any other value as it is."""
+    if len(value.shape) > 1:
+        return value
+    return Value((1, *value.shape) if dim == -2 else (*value.shape, 1), value.float.unsqueeze(dim), value.array)
 
 
 def _gemm(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -41,8 +36,9 @@ def _gemm(call: Call, values: Values, shape: Shape) -> Tensor:
         for value, name in zip(values[:2], ("transA", "transB"), strict=True)
     )
     alpha, beta = float(call.attributes.get("alpha", 1.0)), float(call.attributes.get("beta", 1.0))
-    bias = values[2] if len(values) > 2 else None
-    if right.constant and (bias is None or (bias.constant and bias.float.numel() == shape[-1])):
+    bias = optional(values, 2)
+    is_row = bias is not None and bias.constant and bias.shape in (shape[-1:], (1, *shape[-1:]))
+    if right.constant and (bias is None or is_row):
         weight = right.float.mT if alpha == 1 else right.float.mT * alpha
         vector = None if bias is None else bias.float.reshape(-1) * beta
         return functional.linear(left.float, weight, vector)

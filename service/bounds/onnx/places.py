@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds.onnx.logic import positive
-from service.bounds.operators.choice import chosen
+from service.bounds.operators.choice import choose
 from service.bounds.operators.conversion import Call, ChosenPlaces, Shape, Value, Values
 
 MOST_PAIRS, MOST_PLACED = 2**12, 2**22
@@ -93,7 +93,7 @@ def _one_of(rows: list[Tensor], truths: Tensor, shape: Shape) -> Tensor:
     """Return the row whose truth, along the last dimension, is 1."""
     found = rows[0].expand(-1, *shape)
     for row, truth in zip(rows[1:], torch.split(truths, 1, -1)[1:], strict=True):
-        found = chosen((truth.squeeze(-1) - 0.5).expand(-1, *shape), row.expand(-1, *shape), found)
+        found = choose((truth.squeeze(-1) - 0.5).expand(-1, *shape), row.expand(-1, *shape), found)
     return found
 
 
@@ -114,7 +114,7 @@ def scattered(
     for index in range(indices.shape[dim]):
         here = truths.select(dim + 1, index).movedim(-1, dim + 1).expand(-1, *shape)
         update = every.narrow(dim + 1, index, 1).expand(-1, *shape)
-        found = chosen(here - 0.5, reduced(found, update).expand(-1, *shape), found)
+        found = choose(here - 0.5, reduced(found, update).expand(-1, *shape), found)
     return found
 
 

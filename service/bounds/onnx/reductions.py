@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.operators.conversion import Call, Converter, Shape, Values, axis, integers, repeated
+from service.bounds.operators.conversion import Call, Converter, Shape, Values, axis, integers, optional, repeated
 
 
 def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] = lambda x: x) -> Converter:
@@ -17,7 +17,7 @@ def _total(function: Callable[..., Tensor], of_one: Callable[[Tensor], Tensor] =
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
         rank = len(values[0].shape)
         axes = integers(call, values, 1, "axes")
-        if not axes and call.attributes.get("noop_with_empty_axes", 0):
+        if not rank or (not axes and call.attributes.get("noop_with_empty_axes", 0)):
             return of_one(values[0].float)
         dims = [axis(given, rank) for given in (axes or range(rank))]
         return function(values[0].float, dim=dims, keepdim=bool(call.attributes.get("keepdims", 1)))
@@ -80,8 +80,8 @@ def _layer_norm(call: Call, values: Values, shape: Shape) -> list[Tensor]:
     """Normalise over the last dimensions. The mean and the inverse deviation are given too where they have names."""
     first = call.attributes.get("axis", -1) % len(shape)
     over, x, eps = shape[first:], values[0].float, float(call.attributes.get("epsilon", 1e-5))
-    weight, bias = ([value.float.expand(over) for value in values[1:3]] + [None, None])[:2]
-    found = [functional.layer_norm(x, over, weight, bias, eps)]
+    weight, bias = values[1].float.expand(over), optional(values, 2)
+    found = [functional.layer_norm(x, over, weight, None if bias is None else bias.float.expand(over), eps)]
     if any(call.outputs[1:]):
         along = list(range(first + 1, len(shape) + 1))
         mean = x.mean(along, keepdim=True)
@@ -122,13 +122,13 @@ def _mean_variance(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _local_response(call: Call, values: Values, shape: Shape) -> Tensor:
-    """``LRN``: squares of the channels nearby, summed by a banded matrix."""
+    """``LRN`` of images ``(batch, channels, …)``: squares of the channels nearby, summed by a banded matrix."""
     size, x = int(call.attributes["size"]), values[0].float.reshape(-1, *shape)
     alpha, beta = float(call.attributes.get("alpha", 1e-4)), float(call.attributes.get("beta", 0.75))
     channel = torch.arange(shape[1], device=x.device)
     away = channel[None, :] - channel[:, None]
     near = ((away >= -((size - 1) // 2)) & (away <= size // 2)).to(x.dtype)
-    nearby = torch.matmul(near, x.square().flatten(3 if len(shape) > 2 else 2)).reshape(x.shape)
+    nearby = torch.matmul(near, x.square().flatten(3)).reshape(x.shape)
     return x * torch.pow(float(call.attributes.get("bias", 1.0)) + alpha / size * nearby, -beta)
 
 

@@ -28,9 +28,8 @@ def _converted(call: Call, values: Values, shape: Shape) -> Tensor:
     condition, yes, no = values
     if condition.array is None:
         return _choose_by_variable(call, values, shape)
-    rank = len(shape)
-    mask = torch.tensor(condition.array.reshape((1,) * (rank - condition.array.ndim) + condition.array.shape))
-    first, second = aligned([yes, no, Value(shape, None, condition.array)][:2])
+    mask = torch.tensor(condition.array)
+    first, second, _ = aligned([yes, no, Value(condition.shape, mask, condition.array)])
     return torch.where(mask.to(first.device), first, second)
 
 
@@ -42,7 +41,7 @@ def _choose_by_variable(call: Call, values: Values, shape: Shape) -> Tensor:
             raise call.refuse("its condition depends on the input, and it chooses integers")
     stretched = [each if each.constant else Value(shape, _stretched(each, shape)) for each in (condition, *operands)]
     asked, yes, no = (each.float for each in stretched)
-    return chosen(asked - 0.5, yes, no)
+    return choose(asked - 0.5, yes, no)
 
 
 def _stretched(value: Value, shape: Shape) -> Tensor:
@@ -50,7 +49,7 @@ def _stretched(value: Value, shape: Shape) -> Tensor:
     return own if value.shape == shape else own.expand(-1, *shape)
 
 
-def chosen(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def choose(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """Return ``yes`` where a value is above 0, and else ``no``."""
     return torch.where(x > 0, yes, no)
 
@@ -69,7 +68,7 @@ class Where(Elementwise, LinearOperator):
         return {"self": condition, "other": 1 - condition}
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        chosen = operand(node, "condition", inputs[0].lower).bool()
+        condition = operand(node, "condition", inputs[0].lower).bool()
         variable = iter(inputs)
         yes, no = (
             next(variable)
@@ -77,7 +76,7 @@ class Where(Elementwise, LinearOperator):
             else Interval.point(operand(node, name, inputs[0].lower).unsqueeze(0))
             for name in ("self", "other")
         )
-        return Interval(torch.where(chosen, yes.lower, no.lower), torch.where(chosen, yes.upper, no.upper))
+        return Interval(torch.where(condition, yes.lower, no.lower), torch.where(condition, yes.upper, no.upper))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         propagated: list[Tensor] = []

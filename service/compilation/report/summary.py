@@ -77,7 +77,7 @@ def _describe_unused(phase: Phase, results: Sequence[Result]) -> list[str]:
 
 
 def _describe_rehearsal(phase: Phase, results: Sequence[Result]) -> list[str]:
-    """Return the objections to CUDA graphs on a device that has them, if they could only be rehearsed."""
+    """Return the first objection to CUDA graphs on a device that has them, if they could only be rehearsed."""
     found = [each.message for result in results if result.rehearsal for each in result.findings[1:]]
     return [f"{_TITLES[phase]} would go wrong with CUDA graphs ({found[0]})."] if found else []
 
@@ -96,7 +96,7 @@ def _worth(phase: Phase, worth: Mapping[str, Any]) -> str:
 
 
 def _breaks(results: Sequence[Result]) -> list[str]:
-    """Return the graph breaks of all rungs, each place once."""
+    """Return the first place at which any rung breaks the graph, and how many more there are."""
     places: dict[tuple[str, int], str] = {}
     for result in results:
         for each in result.observation.evidence.graph_breaks if result.observation else ():

@@ -21,7 +21,7 @@ from service.compilation.host_fault import raise_host_fault
 from service.compilation.instruments.switches import nothing_compiled
 from service.compilation.run.baseline import Baseline
 from service.compilation.run.built_program import BuiltProgram, build, record_step
-from service.compilation.run.oracles import scale_of
+from service.compilation.run.oracles import is_rounding, scale_of
 from service.compilation.run.parity_settings import SETTINGS
 from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key, spread
@@ -75,7 +75,8 @@ def differs_in_distribution(
     found, seeds = "", SEEDS
     for first in (_FIRST, 2 * _FIRST):
         sides = [_samples(each, baseline, first + own, agree) for own, each in enumerate((eager, compiled))]
-        seeds = min(seeds, *(len(value) for side in sides for group in side for value in group.values()))
+        # Of a rank without anything to compare, such as a frozen stage, there are none.
+        seeds = min([seeds, *(len(value) for side in sides for group in side for value in group.values())])
         by_step = (_apart(_without(rounding, groups), tolerance) for groups in zip(*sides, strict=True))
         found = next(filter(None, by_step), "")
         if not agree(float(bool(found))):
@@ -94,13 +95,8 @@ def _rounding_only(built: BuiltProgram, baseline: Baseline) -> frozenset[Key]:
         return frozenset()
     first = baseline.eager.starts[0]
     one, other = (_step_from(built.restarted(), each, _FIRST) for each in (first, first.nudged(_MOVED)))
-    pairs = ((key, value, other.get(key)) for key, value in one.items() if key[0] == "gradient")
-    return frozenset(key for key, value, moved in pairs if moved is not None and _is_rounding(value, moved))
-
-
-def _is_rounding(value: Tensor, moved: Tensor) -> bool:
-    scale = scale_of(value)
-    return scale > 0 and scale_of(value.double() - moved.double()) >= SETTINGS.cancelled * scale
+    apart = {key: one[key].double() - other[key].double() for key in one.keys() & other.keys() if key[0] == "gradient"}
+    return frozenset(key for key, distance in apart.items() if is_rounding(scale_of(one[key]), scale_of(distance)))
 
 
 def _without(rounding: Collection[Key], groups: Sequence[Mapping[Key, Tensor]]) -> list[Mapping[Key, Tensor]]:

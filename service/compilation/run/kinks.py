@@ -9,6 +9,7 @@ from each other may part as far as eager's do.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -65,6 +66,8 @@ def are_kinks(found: Sequence[Comparison], own: RecordedRun, baseline: Baseline,
 
 def _permitted_distance(comparison: Comparison, baseline: Baseline, most: Mapping[Key, float]) -> float:
     jump = most.get((comparison.kind, comparison.name), 0.0)
+    if math.isinf(jump):  # of zeros, or to what is not finite: no part of a size
+        return 0.0
     if comparison.iteration < baseline.iterations:
         return min(_TIMES * jump, SETTINGS.noise_limit)
     return SETTINGS.drift * jump
@@ -73,15 +76,13 @@ def _permitted_distance(comparison: Comparison, baseline: Baseline, most: Mappin
 def _off_by(comparison: Comparison, own: RecordedRun, baseline: Baseline) -> float:
     key = (comparison.kind, comparison.name)
     value = own.tensors[comparison.iteration].get(key)
-    return float("inf") if value is None else _off(key, comparison.iteration, value, baseline)
+    return math.inf if value is None else _off(key, comparison.iteration, value, baseline)
 
 
 def _off(key: Key, iteration: int, value: Tensor, baseline: Baseline) -> float:
     """Return how far a tensor is from eager's, as a fraction of its size; infinitely far where eager has none."""
     oracle = baseline.oracles[iteration].get(key)
-    if oracle is None or not oracle.scale:
-        return float("inf")
-    return noise_of(oracle.eager, value).rms / oracle.scale
+    return math.inf if oracle is None else oracle.fraction(noise_of(oracle.eager, value))
 
 
 _REDRAWN = (

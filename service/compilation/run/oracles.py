@@ -152,14 +152,15 @@ def _apart(oracles: Iterable[Oracle]) -> float:
 
 def scales_of(tensors: Mapping[Key, Tensor]) -> dict[Key, float]:
     """Return the scale of each tensor; the device is waited for once, for all whose elements are finite."""
-    sizes = read({key: value.double().square().mean().sqrt().view(1) for key, value in tensors.items()})
+    sizes = read({key: rms(value.double()).view(1) for key, value in tensors.items()})
     return {key: size if math.isfinite(size) else scale_of(tensors[key]) for key, (size,) in sizes.items()}
 
 
 def scale_of(tensor: Tensor) -> float:
     """Return the root mean square of the finite elements; 0 for an empty tensor."""
     values = elements_of(tensor, torch.isfinite(tensor))
-    return rms(values) if values.numel() else 0.0
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    return largest * float(rms(values / largest)) if largest else 0.0  # so divided, no square overflows
 
 
 def terms_scale(own: float, rounding: float, dtype: torch.dtype) -> float:
@@ -208,7 +209,7 @@ def noises_of(eager: Tensors, again: Tensors, device: torch.device, close: Tenso
 def _peak_and_rms(one: Tensor, other: Tensor) -> Tensor:
     lost = torch.isfinite(one) != torch.isfinite(other)
     distance = (one.double() - other.double()).abs().masked_fill(lost, math.inf).nan_to_num(nan=0.0, posinf=math.inf)
-    return torch.stack([distance.max(), distance.square().mean().sqrt()])
+    return torch.stack([distance.max(), rms(distance)])
 
 
 def comparable(eager: Tensor, truth: Tensor) -> bool:
@@ -224,5 +225,6 @@ def elements_of(tensor: Tensor, which: Tensor) -> Tensor:
     return (tensor.flatten() if bool(which.all()) else tensor[which]).double()
 
 
-def rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt())
+def rms(values: Tensor) -> Tensor:
+    """Return the root mean square of all elements."""
+    return values.square().mean().sqrt()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from service.compilation.run.copies import read
-from service.compilation.run.oracles import Oracle, elements_of
+from service.compilation.run.oracles import Oracle, elements_of, rms
 from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
 
@@ -114,7 +114,8 @@ def _judge(
 ) -> Comparison:
     """Judge a result by its :func:`_figures`, which an empty one, or one of another shape or type, has not."""
     result, oracle = pair
-    found = None if figures is None else _distances(figures, result.numel(), oracle)
+    are_finite = figures is not None and math.isfinite(figures[0])
+    found = _distances(figures, result.numel(), oracle) if figures is not None and are_finite else None
     if problem := _unlike(result, oracle.eager):
         return Comparison(*key, iteration, math.inf, math.inf, None, problem, is_unlike=True)
     if problem := "" if found else _otherwise_infinite(result, oracle.eager):
@@ -161,17 +162,15 @@ def _figures(result: Tensor, oracle: Oracle, tolerance: Tolerance, which: Tensor
     distance, peak, bearable = (got - eager).abs(), oracle.noise.peak, oracle.bearable
     close = _beyond_close(distance, eager, oracle, min(peak, bearable), tolerance)
     noisy = close if peak <= bearable else _beyond_close(distance, eager, oracle, peak, tolerance)
-    return torch.stack([distance.max(), close, noisy, _rms(got - true), _rms(eager - true)])
+    return torch.stack([distance.max(), close, noisy, rms(got - true), rms(eager - true)])
 
 
 def _truth(result: Tensor, oracle: Oracle) -> Tensor | None:
     return oracle.truth if oracle.truth is not None and oracle.truth.shape == result.shape else None
 
 
-def _distances(figures: list[float], numbers: int, oracle: Oracle) -> _Distances | None:
-    """Return what the figures say; ``None`` unless all elements are finite."""
-    if not math.isfinite(figures[0]):
-        return None
+def _distances(figures: list[float], numbers: int, oracle: Oracle) -> _Distances:
+    """Return what the figures of so many finite elements say; a distance that overflows is infinite."""
     is_known = oracle.truth is not None and oracle.truth.shape == oracle.eager.shape
     is_known = is_known and all(map(math.isfinite, figures[3:]))
     return _Distances(numbers, *figures[:3], *(figures[3:] if is_known else (None, 0.0)))
@@ -216,11 +215,12 @@ def _judge_running_on(
         return Comparison(*key, iteration, math.inf, math.inf, None, problem, is_unlike=True)
     if problem := _LOST if lost else _OTHER if others else "":
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
-    if not numbers or not oracle.scale:
+    if not numbers:
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
-    settings = oracle.settings
-    permitted = settings.running_on * tolerance.absolute + settings.drift * oracle.drift
-    return Comparison(*key, iteration, math.sqrt(squares / numbers) / oracle.scale / permitted, largest)
+    settings, drifted = oracle.settings, max(oracle.drift * oracle.scale, oracle.rounding)
+    permitted = settings.running_on * tolerance.absolute * oracle.scale + settings.drift * drifted
+    distance = math.sqrt(squares / numbers)
+    return Comparison(*key, iteration, _ratio(distance, permitted) if distance else 0.0, largest)
 
 
 def _unlike(result: Tensor, eager: Tensor) -> str:
@@ -253,10 +253,6 @@ def _beyond_truth(found: _Distances, oracle: Oracle, tolerance: Tolerance) -> fl
     rounding = max(found.eagers, oracle.tf32.rms)
     permitted = oracle.settings.ratio(found.numbers, tolerance.ratio) * rounding + tolerance.absolute * oracle.unit / 10
     return _ratio(found.ours, permitted)
-
-
-def _rms(values: Tensor) -> Tensor:
-    return values.square().mean().sqrt()
 
 
 def _ratio(part: float, whole: float) -> float:

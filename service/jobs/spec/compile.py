@@ -17,7 +17,8 @@ from service.jobs.spec.train import PipelineSpec, ShardingSpec
 
 Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]
 Phase = Literal["train", "inference"]
-LADDER: tuple[Mode, ...] = get_args(Mode)
+MODES: tuple[Mode, ...] = get_args(Mode)
+"""The names of all rungs, in the order in which they are climbed."""
 _OF_A_MODEL = (
     "data",
     "objective",
@@ -56,7 +57,7 @@ class CompileSpec(CommonSpec):
         ),  # a worker of an older version does not know the field
         description="what the model minimises, as in the training that the gate is for",
     )
-    modes: tuple[Mode, ...] = Field(LADDER, min_length=1, fail_fast=True, description="rungs to climb, from eager up")
+    modes: tuple[Mode, ...] = Field(MODES, min_length=1, fail_fast=True, description="rungs to climb, from eager up")
     phases: tuple[Phase, ...] = Field(
         ("train", "inference"), min_length=1, fail_fast=True, description="training steps, or forwards alone"
     )
@@ -104,8 +105,8 @@ class CompileSpec(CommonSpec):
     @field_validator("modes")
     @classmethod
     def _climbs(cls, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
-        if modes[0] != LADDER[0] or list(modes) != sorted(set(modes), key=LADDER.index):
-            raise ValueError(f"modes climb the ladder from its foot: some of {', '.join(LADDER)}, in this order")
+        if modes[0] != MODES[0] or list(modes) != sorted(set(modes), key=MODES.index):
+            raise ValueError(f"modes climb the ladder from its foot: some of {', '.join(MODES)}, in this order")
         return modes
 
     @model_validator(mode="after")

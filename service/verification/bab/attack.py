@@ -202,8 +202,8 @@ class _ProjectedGradientDescent:
             size = first_steps * ((1 - step / self.settings.steps) ** 2 + self.settings.last_step)
             x = optimiser.moved(x, gradient, size)
         # No iteration has looked at where the last step led.
-        distances, _ = distances_and_gradients(model, specification, x, self.batch_size, targets=targets)
-        return self._confirm(x, distances)
+        distances = specification.per_disjunct(excess_at(model, specification, x, self.batch_size))
+        return self._confirm(x, distances.gather(1, targets[:, None]).squeeze(1))
 
 
 class _AdamOfBox:
@@ -288,7 +288,9 @@ def descend_to_nearest_disjunct(
         if (counterexample := _confirm_nearest(model, specification, x, distances)) is not None:
             return counterexample
         x = box.descended(x, gradient, 0.5 ** (step + 1))
-    return None
+    # No iteration has looked at where the last step led.
+    distances = specification.distance_to_nearest(excess_at(model, specification, x, batch_size))
+    return _confirm_nearest(model, specification, x, distances)
 
 
 def _confirm_nearest(

@@ -55,7 +55,7 @@ class AttackSettings:
     samples: int = 4096
     values: int = 2**25
     box_starts: int = 32
-    box_steps: int = 4
+    box_steps: int = 3
     candidates: int = 8
     together: int = 2**21
     largest_batch: int = 4096

@@ -1,7 +1,7 @@
 """Records the trees that searches split, so that they can be shown: the first domains of each, and counts of the rest.
 
 A domain carries the number of its node. Once a tree has its most nodes, descendants of a node are only counted
-there: they carry the node's number too, as :func:`_counted_at` writes it.
+there: they carry the node's number too, as :func:`_mirror` writes it.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ MODELS: dict[str, bytes] = {
     "Conv without a bias that is named": model([node("Conv", ["x", "w", ""])], IMAGE, {"w": W}),
     "Slice without axes": model([node("Slice", ["x", "s", "e", "", "p"])], IMAGE,
                                 {"s": ints(0, 0, 1), "e": ints(1, 2, 6), "p": ints(1, 1, 2)}),
-    "LayerNormalization without a bias": model([node("LayerNormalization", ["x", "s"])], IMAGE, {"s": weights(6)}),
+    "LayerNormalization without a bias": model([node("LayerNormalization", ["x", "s", ""])], IMAGE, {"s": weights(6)}),
     "AveragePool, ceil_mode": model([node("AveragePool", ["x"], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)],
                                     IMAGE, opset=19),
     "AveragePool, dilations": model([node("AveragePool", ["x"], kernel_shape=[2, 2], dilations=[2, 1],
@@ -382,4 +382,12 @@ MODELS: dict[str, bytes] = {
     "two outputs": model([node("Neg", ["x"]), node("Exp", ["x"], "z")], [1, 4], outputs=("z", "y")),
     "double precision": model([node("Mul", ["x", "c"])], [1, 4], {"c": np.float64(1) / 3}, kind=TensorProto.DOUBLE),
     "half precision": model([node("Mul", ["x", "c"])], [1, 4], {"c": np.float16(0.25)}, kind=TensorProto.FLOAT16),
+    "Where, by a condition of more dimensions": model(
+        [node("Where", ["m", "x", "c"])], [2], {"m": np.arange(6).reshape(3, 2) % 3 == 0, "c": weights(2)}),
+    "MatMul of matrices from the left": model([node("MatMul", ["w", "x"])], [4, 5], {"w": weights(3, 2, 4)}),
+    "Gemm, a bias for each of as many rows as columns": model(
+        [node("Gemm", ["x", "w", "c"])], [2, 3], {"w": weights(3, 2), "c": weights(2, 1)}),
+    "Gemm without a bias that is named": model([node("Gemm", ["x", "w", ""])], [2, 3], {"w": weights(3, 2)}),
+    "ReduceSum of one number": model(
+        [node("ReduceSum", ["x"], "s", keepdims=0), node("ReduceSum", ["s"], keepdims=0)], [4]),
 }  # fmt: skip

@@ -61,7 +61,8 @@ SOUND += ["pools and normalisation of a batch", "LSTM of hard gates", "GRU, clip
 SOUND += ["Acos and Asin", "Acosh and Atanh", "LpPool, 2", "Hardmax", "MeanVarianceNormalization"]
 SOUND += [name for name in MODELS if "the places of TopK" in name or name == "ScatterElements at the least"]
 SOUND += ["QuantizeLinear of blocks", "a cast to small integers of a clip", "a picture of bytes"]
-SOUND += ["ReduceL2, noop_with_empty_axes"]
+SOUND += ["ReduceL2, noop_with_empty_axes", "Where, by a condition of more dimensions", "ReduceSum of one number"]
+SOUND += ["MatMul of matrices from the left", "Gemm, a bias for each of as many rows as columns"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,14 @@ from torch._dynamo.backends.registry import lookup_backend
 from service.compilation.program.model import ModelProgram, SampleBatch
 from service.compilation.run.assessment import Assessment
 from service.compilation.run.built_program import BuiltProgram, build, record_step
-from service.compilation.run.distribution import _apart, _rows_of, _samples, _standing_out, slopes
+from service.compilation.run.distribution import (
+    _apart,
+    _rows_of,
+    _samples,
+    _standing_out,
+    differs_in_distribution,
+    slopes,
+)
 from service.compilation.run.parity import Comparison
 from service.compilation.run.recorded_run import Snapshot
 from service.compilation.run.sampling import Key
@@ -233,6 +240,18 @@ def test_whole_numbers_that_no_seed_changes_are_compared_exactly() -> None:
         (1, 100_000), (2, 100_000), (3, 100_001)))  # fmt: skip
     assert not _apart([eager, same], Tolerance())
     assert _apart([eager, other], Tolerance()) == "the value of output n"
+
+
+def test_a_rank_without_anything_to_compare_agrees_with_the_others_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as a frozen stage, that has neither loss nor gradients: the others wait for it."""
+    asked: list[float] = []
+    monkeypatch.setattr("service.compilation.run.distribution._samples", lambda *_: [{}])
+    built = build(sound.SoundProgram(sound.bare), "inference")
+    baseline: Any = SimpleNamespace(eager=SimpleNamespace(starts=()))
+    found = differs_in_distribution(built, baseline, Tolerance(), lambda own: asked.append(own) or 0.0)
+    assert (found, asked) == (("", 96), [0.0, 0.0])
 
 
 def test_every_step_of_a_period_is_compared() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,9 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
+from service.compilation.run import kinks
+from service.compilation.run.oracles import Oracle
+from service.compilation.run.parity import Comparison
 from service.compilation.rungs import Rung
 
 WIDE = 32
@@ -63,6 +68,20 @@ def wrong(times: range) -> Callable[[fx.GraphModule], Callable[..., Any]]:
         return run
 
     return code
+
+
+def test_zeros_of_eager_excuse_nothing_where_iterations_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those that stay zeros when numbers are moved, nor those that jump: no jump is a part of their size."""
+    zero, key = torch.zeros(2), ("loss", "hinge")
+    baseline: Any = SimpleNamespace(
+        iterations=1, oracles=[{key: Oracle(zero, zero, 0.0)}] * 3, eager=SimpleNamespace(starts=[])
+    )
+    own: Any = SimpleNamespace(tensors=[{key: zero}, {key: zero}, {key: zero + 5}])
+    nothing: Any = None
+    for moved in (zero, zero + 1):
+        monkeypatch.setattr(kinks, "record_uncompiled", lambda *_, moved=moved: SimpleNamespace(tensors=[{key: moved}]))
+        most = kinks.jumps(nothing, "train", baseline)
+        assert not kinks.are_kinks([Comparison(*key, 2, inf, 5.0)], own, baseline, most)
 
 
 def test_a_gradient_that_jumps_where_rounding_decides_passes_with_a_note(ascend: Ascend) -> None:

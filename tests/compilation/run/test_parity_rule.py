@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.compilation.run.oracles import Noise, Oracle, comparable, noise_of, scale_of, terms_scale
-from service.compilation.run.parity import Comparison, compare, compare_running_on, equal
+from service.compilation.run.parity import Comparison, Pairs, compare, compare_all, compare_running_on, equal
 from service.compilation.run.parity_settings import ParitySettings
-from service.compilation.run.sampling import KEPT, WHOLE, copies_to_compare, signed_sums, spread
+from service.compilation.run.sampling import KEPT, WHOLE, Key, copies_to_compare, signed_sums, spread
 from service.jobs.spec.compile import Tolerance
 
 TOLERANCE = Tolerance()
@@ -146,6 +147,27 @@ def test_where_iterations_go_on_from_each_other_results_may_drift_as_eager_has(
     key = ("output", "y")
     pair = eager * (1 + off), Oracle(eager, truth, 1.0, drift=drift)
     found = compare_running_on({key: pair}, 9, TOLERANCE)[key]
+    assert found.passed == passes
+
+
+@pytest.mark.parametrize("judge", [compare_all, compare_running_on])
+@pytest.mark.parametrize(("value", "wrong"), [(0.0, 5.0), (1e308, -1e308), (1e155, 0.99e155)])
+def test_neither_zero_nor_an_overflow_excuses_a_difference(
+    judge: Callable[[Pairs, int, Tolerance], dict[Key, Comparison]], value: float, wrong: float
+) -> None:
+    eager, key = torch.tensor([value], dtype=torch.float64), ("output", "y")
+    oracle = Oracle(eager, eager, scale_of(eager), drift=1e-6)
+    (found,) = judge({key: (torch.full_like(eager, wrong), oracle)}, 9, TOLERANCE).values()
+    assert found.excess > 1
+    (same,) = judge({key: (eager.clone(), oracle)}, 9, TOLERANCE).values()
+    assert (same.passed, same.note) == (True, "")
+
+
+@pytest.mark.parametrize(("result", "passes"), [(2e-7, True), (5.0, False)])
+def test_a_zero_of_eager_may_drift_as_far_as_it_is_from_float64(result: float, passes: bool) -> None:
+    eager, key = torch.zeros(1), ("loss", "hinge")
+    oracle = Oracle(eager, torch.tensor([1e-7], dtype=torch.float64), 0.0, drift=1e-6, rounding=1e-7)
+    (found,) = compare_running_on({key: (eager + result, oracle)}, 9, TOLERANCE).values()
     assert found.passed == passes
 
 

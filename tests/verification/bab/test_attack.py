@@ -35,6 +35,18 @@ class Wells(nn.Module):
         return torch.cat([1 - first - 0.5 * second, 1 - 0.5 * first - second], dim=1)
 
 
+class Counting(Wells):
+    """Keeps the size of each batch, and whether there will be a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[tuple[int, bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.batches.append((len(x), x.requires_grad))
+        return super().forward(x)
+
+
 @pytest.fixture(scope="module")
 def wells() -> ModelUnderVerification:
     return model_from(Wells(), 2)
@@ -70,21 +82,12 @@ def test_rare_counterexamples_need_many_samples(wells: ModelUnderVerification) -
 
 
 def test_a_search_attacks_from_as_many_starts_whatever_the_attack_before_it_has(wells: ModelUnderVerification) -> None:
-    class Counting(Wells):
-        def __init__(self) -> None:
-            super().__init__()
-            self.batches: list[int] = []
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.batches.append(len(x))
-            return super().forward(x)
-
     never = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, -9.0)])
     for restarts in (0, 1, 1000):
         module = Counting()
         under = replace(wells, module=module, settings=SearchSettings(attack=AttackSettings(restarts=restarts)))
         assert attack_from_many_samples(under, never, 2_000, 1, time.monotonic() + 600) is None
-        assert module.batches == [2_000] + [256] * 61
+        assert module.batches == [(2_000, False)] + [(256, True)] * 60 + [(256, False)]
 
 
 def test_as_many_candidates_are_looked_at_as_the_caller_has(wells: ModelUnderVerification) -> None:
@@ -110,7 +113,11 @@ def test_boxes_are_tried_one_by_one(wells: ModelUnderVerification) -> None:
     found = attack_boxes(wells, specification, Interval(lower, lower + 0.1), centre, 100)
     assert found is not None
     assert all(0.25 <= each <= 0.35 for each in found)
-    assert attack_boxes(wells, specification, Interval(lower[[0, 2]], lower[[0, 2]] + 0.1), centre, 100) is None
+    without, module = lower[[0, 2]], Counting()
+    assert (
+        attack_boxes(replace(wells, module=module), specification, Interval(without, without + 0.1), centre, 9) is None
+    )
+    assert module.batches == [(2, False)] + [(2, True)] * 3 + [(2, False)]
 
 
 def test_what_the_judge_denies_is_no_counterexample(wells: ModelUnderVerification) -> None:
