@@ -67,7 +67,7 @@ def test_a_start_that_fails_is_tried_again_by_a_later_request(monkeypatch: pytes
         apart = Apart()
         while tries < 2:
             with pytest.raises(NotReady):
-                await apart.forward({}, None, None, b"")  # type: ignore[arg-type] - nothing is looked at
+                await apart.forward({}, None, None, b"")  # type: ignore[arg-type]
             await asyncio.sleep(0)
         await apart.stop()
 

@@ -73,7 +73,10 @@ def test_mlflow_gets_a_run_with_all_of_a_job(world: World, receiver: ExportRecei
 def test_an_export_that_fails_unexpectedly_is_noted(
     world: World, receiver: ExportReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.exports.mlflow.MlflowExporter.begin", lambda *_: {}["a defect"])
+    def fail(*_: Any) -> str:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr("api.exports.mlflow.MlflowExporter.begin", fail)
     job = world.run(TRAIN, mlflow=receiver.url)
     (line,) = eventually(lambda: world.lines(job))
     assert line.startswith("export to mlflow failed: KeyError: 'a defect'; tried again in ")
