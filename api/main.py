@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -49,11 +49,11 @@ from api.routes import (
     tree,
     webhooks,
 )
-from api.server import V1, Monitor, RequestTimes, Traces
+from api.server import V1, Monitor, RequestTimes, Traces, repeat
 from api.sign_in.provider import OpenIdProvider, RelyingParty
 from api.streams import Hub, HubSettings
 from service.jobs.settings import Settings
-from service.jobs.store import BrokerTimeouts, Store, StoreUnavailable
+from service.jobs.store import BrokerTimeouts, Store
 from service.jobs.store.tail import StreamTail
 from service.jobs.tracing import Tracing, tracing_for
 from service.linux import handle_signals
@@ -247,20 +247,16 @@ async def _lifespan_apart(app: FastAPI) -> AsyncIterator[None]:
 
 async def _adopt(store: Store) -> None:
     """Upgrade the store's data from an older version as soon as the broker answers."""
-    while True:
-        try:
-            return await asyncio.to_thread(store.jobs.adopt)
-        except StoreUnavailable:
-            await asyncio.sleep(_BROKER_AWAY_S)
+    await repeat(lambda: asyncio.to_thread(store.jobs.adopt), _BROKER_AWAY_S)
 
 
 async def _expire_uploads(store: Store) -> None:
     """Delete unused uploads now and then."""
-    while True:
-        with suppress(StoreUnavailable, OSError):
-            while await asyncio.to_thread(store.files.expire):
-                pass
-        await asyncio.sleep(_EXPIRE_EVERY_S)
+
+    async def expire() -> float:
+        return 0.0 if await asyncio.to_thread(store.files.expire) else _EXPIRE_EVERY_S
+
+    await repeat(expire, _EXPIRE_EVERY_S)
 
 
 @contextmanager

@@ -195,6 +195,8 @@ class Client(FileCalls, OperatorCalls, ModuleCalls):
         """
         if ended_before is not None and ended_before.tzinfo is None:
             raise ValueError(f"ended_before: {ended_before} has no time zone; give one, as with .astimezone()")
+        if state is not None and not state:
+            raise ValueError("state: got no state, which would choose every ended job; expected one or more, or None")
         moment = None if ended_before is None else ended_before.isoformat()
         wanted = {**filters, "state": state, "ended_before": moment, "dry_run": dry_run or None}
         jobs: list[str] = []

@@ -101,16 +101,15 @@ class _ApiProcesses:
         log = self.settings.layout.root / "logs" / f"{name.lower()}.log"
         return ChildProcess(name, ["-m", "api", *options], environment, log, tuple(descriptors.values()), self.times)
 
-    def roll(self) -> list[str]:
+    def roll(self, restart: Callable[[ChildProcess], str]) -> list[str]:
         """Restart one process after the other, each once the previous one answers; return what to report."""
         said = []
         for process, (ready, _) in zip(self.processes, self._ready, strict=True):
             while _has_bytes(ready, 0.0):
                 os.read(ready, 512)
-            process.end()
-            process.start()
-            answers = _has_bytes(ready, self.times.ready_within_s)
-            said.append(f"the {process.name} was restarted" + ("" if answers else ", and does not answer yet"))
+            told = restart(process)
+            answers = process.process.poll() is not None or _has_bytes(ready, self.times.ready_within_s)
+            said.append(told if answers else f"{told}, and does not answer yet")
         return said
 
     def ask_to_end(self) -> None:
@@ -218,13 +217,18 @@ class LocalService:
             free = free_bytes(log)
             full = f", on a disk of which {free} bytes are free" if free < _LITTLE_DISK else ""
             said.append(f"the {name} {ended} and is restarted{pause}; its log is {log}{full}")
-        if restarts.is_due(time.monotonic()):
-            restarts.started(time.monotonic())
-            try:
-                start()
-            except (BrokerError, OSError) as error:
-                said.append(f"the {name} does not start: {error}")
+        if restarts.is_due(time.monotonic()) and (why := self._start_again(name, start)) is not None:
+            said.append(why)
         return said
+
+    def _start_again(self, name: str, start: Callable[[], None]) -> str | None:
+        """Start a part that has ended; return why it does not start, if it does not."""
+        self.restarts[name].started(time.monotonic())
+        try:
+            start()
+        except (BrokerError, OSError) as error:
+            return f"the {name} does not start: {error}"
+        return None
 
     def _restart_broker(self) -> None:
         assert self.broker is not None
@@ -234,20 +238,20 @@ class LocalService:
         """Restart every part, one after the other, while jobs run on; return messages about it.
 
         No request is lost: API processes finish their requests before they end, and new requests wait for the
-        next process at the socket, and for the broker within ``broker_wait_s``.
+        next process at the socket, and for the broker within ``broker_wait_s``. A part that does not start is left to
+        :meth:`revive`.
         """
         assert self.api is not None
-        said = self.api.roll()
-        for name, part in self.parts.items():
-            if part not in self.api.processes:
-                part.end()
-                part.start()
-                said.append(f"the {name} was restarted")
+        said = self.api.roll(self._restart_part)
+        said += [self._restart_part(part) for part in self.parts.values() if part not in self.api.processes]
         if self.broker is not None:
             self.broker.end_server()
-            self._restart_broker()
-            said.append("the broker was restarted")
+            said.append(self._start_again("broker", self._restart_broker) or "the broker was restarted")
         return said
+
+    def _restart_part(self, part: ChildProcess) -> str:
+        part.end()
+        return self._start_again(part.name, part.start) or f"the {part.name} was restarted"
 
     def stop(self) -> None:
         """End worker, running jobs, API and broker, in this order. Running jobs wait for the next start. If no

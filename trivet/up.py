@@ -64,7 +64,7 @@ def _watch(service: LocalService, console: Terminal, asked: threading.Event) -> 
                 asked.clear()
                 for line in service.roll():
                     console.print(line, style="yellow")
-                console.print("every part was restarted")
+                console.print("the restart is done")
             for line in service.revive():
                 console.print(line, style="yellow")
             time.sleep(_POLL_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,11 +11,10 @@ from typing import Generic, TypeVar
 import httpx2
 
 from api.deliveries.addresses import ForbiddenTarget
+from api.server import repeat
 from service.jobs.records.webhooks import RetrySchedule
 from service.jobs.settings import Settings
-from service.jobs.store import Store, StoreUnavailable
-
-log = logging.getLogger(__name__)
+from service.jobs.store import Store
 
 
 FAILURES = (ForbiddenTarget, OSError, ValueError, httpx2.HTTPError, httpx2.InvalidURL)
@@ -60,15 +58,10 @@ class DeliveryRounds(ABC, Generic[Times]):
                 await self._task
 
     async def _run(self) -> None:
-        while True:
-            try:
-                pause = 0.0 if await self._round() else self._times.look_s
-            except StoreUnavailable:
-                pause = self._times.outage_s
-            except Exception:
-                log.exception("%s: a round failed", type(self).__name__)
-                pause = self._times.outage_s
-            await asyncio.sleep(pause)
+        await repeat(self._paced_round, self._times.outage_s)
+
+    async def _paced_round(self) -> float:
+        return 0.0 if await self._round() else self._times.look_s
 
     @abstractmethod
     async def _round(self) -> bool:

@@ -35,9 +35,10 @@ class MlflowExporter(Exporter):
         tracking = _Tracking(required(server))
         experiment = tracking.experiment(f"trivet/{told.job.project}")
         tracking.delete_runs_of(told.job.id, experiment)
-        run = tracking.create_run(told, experiment)["info"]
-        tracking.log_parameters(run["run_id"], told)
-        return json.dumps({"run": run["run_id"], "experiment": experiment, "place": run["artifact_uri"]})
+        run = tracking.create_run(told, experiment)
+        run_id, place = _inner(run, "info", "run_id"), _inner(run, "info", "artifact_uri")
+        tracking.log_parameters(run_id, told)
+        return json.dumps({"run": run_id, "experiment": experiment, "place": place})
 
     def send(self, told: ExportedJob, server: ExportServer | None, mark: str, points: Mapping[str, Points]) -> str:
         _Tracking(required(server)).log_metrics(json.loads(mark)["run"], _metrics(points))
@@ -60,15 +61,15 @@ class _Tracking:
         found = self.server.send("GET", f"{_API}/experiments/get-by-name", query={"experiment_name": name})
         if found.status == 404:
             return str(self._post("experiments/create", {"name": name}, "experiment_id"))
-        return str(_read(found, "experiment")["experiment_id"])
+        return _inner(_read(found, "experiment"), "experiment_id")
 
     def delete_runs_of(self, job_id: str, experiment: str) -> None:
         """Delete earlier exports of the job, whole or partial."""
         asked = {"experiment_ids": [experiment], "filter": f"tags.`{_JOB_TAG}` = '{job_id}'", "max_results": 100}
         for run in self._post("runs/search", asked, "runs", default=[]):
-            self._post("runs/delete", {"run_id": run["info"]["run_id"]})
+            self._post("runs/delete", {"run_id": _inner(run, "info", "run_id")})
 
-    def create_run(self, told: ExportedJob, experiment: str) -> dict[str, Any]:
+    def create_run(self, told: ExportedJob, experiment: str) -> Any:
         begun = told.job.started_at or told.job.created_at
         asked = {
             "experiment_id": experiment,
@@ -76,8 +77,7 @@ class _Tracking:
             "start_time": _milliseconds(begun),
             "tags": _tags(told),
         }
-        created: dict[str, Any] = self._post("runs/create", asked, "run")
-        return created
+        return self._post("runs/create", asked, "run")
 
     def log_parameters(self, run_id: str, told: ExportedJob) -> None:
         for params in portions(iter(_pairs(told.parameters())), _MOST_OTHERS):
@@ -165,6 +165,16 @@ def _read(answer: Answer, wanted: str, default: Any = None) -> Any:
         return json.loads(answer.body).get(wanted, default) if default is not None else json.loads(answer.body)[wanted]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExportFailed(f"not an answer of MLflow: {answer.shown}") from error
+
+
+def _inner(found: Any, *path: str) -> str:
+    """Return a text in a part of an answer. Raises :class:`ExportFailed` if that is no part of MLflow's."""
+    value = found
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(value, str):
+        raise ExportFailed(f"not an answer of MLflow: expected {'.'.join(path)} in {str(found)[:200]!r}")
+    return value
 
 
 def _milliseconds(moment: datetime) -> int:

@@ -112,6 +112,11 @@ class JobExports(DeliveryRounds[ExportTimes]):
                 return self._tell(replace(due, is_live=is_live), job, server)
         except (ExportFailed, *FAILURES) as error:
             return self._failed(due, f"{type(error).__name__}: {error}"[:_SHOWN])
+        except (StoreUnavailable, NotFound):
+            raise  # it is due again after its hold
+        except Exception as error:
+            log.exception("%s: the export to %s failed unexpectedly", due.job_id, due.target)
+            return self._failed(due, f"{type(error).__name__}: {error}"[:_SHOWN])
         finally:
             self._under_way.discard(limit)
 

@@ -94,8 +94,14 @@ class Apart:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        """Keep a process while it is needed, and start another after a moment if it ends by itself."""
-        while await self._keep_process():
+        """Keep a process while it is needed, and start another after a moment if it ends by itself. If none can be
+        started, the next request after a moment tries again.
+        """
+        try:
+            while await self._keep_process():
+                await asyncio.sleep(_PAUSE_S)
+        except OSError:
+            log.exception("the process for expensive answers cannot be started; requests are answered without it")
             await asyncio.sleep(_PAUSE_S)
         self._task = None
 

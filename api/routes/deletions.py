@@ -13,7 +13,7 @@ from api.requests import FieldError, Moment, PageCursor, StrictRoute, invalid
 from api.routes.jobs import Filter
 from service.jobs.records import ApiKey, Conflict, ListedJob, NotFound
 from service.jobs.spec.common import TERMINAL
-from service.jobs.store import JobFilter, Store
+from service.jobs.store import Store
 from service.jobs.store.listing import NO_SWEEP
 
 EndState = Literal["succeeded", "failed", "cancelled"]
@@ -52,7 +52,7 @@ def delete_jobs(
     least one filter is needed. Of sweeps, those that match as a whole. What an unfinished job needs, and what the key
     may not change, stays.
     """
-    if wanted == JobFilter(visible_to=wanted.visible_to) and not state and ended_before is None:
+    if not (wanted.chooses or state or ended_before):
         expected = "a filter of GET /v1/jobs, state or ended_before; all three states for every ended job"
         raise invalid([FieldError(path="", message="this would delete every job", got=None, expected=expected)])
     chosen = replace(wanted, states=tuple(state or sorted(TERMINAL)), sweep=wanted.sweep or NO_SWEEP)

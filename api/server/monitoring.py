@@ -15,6 +15,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.server.loops import repeat
 from service.jobs.monitoring.alerts import AlertStatus, evaluate
 from service.jobs.monitoring.conditions import Moment
 from service.jobs.monitoring.numbers import Meter, Numbers, Series
@@ -54,6 +55,7 @@ class Monitor:
     every: MonitorSettings = MonitorSettings()
     meter: Meter = field(default_factory=Meter)
     _task: asyncio.Task[None] | None = None
+    _added_at: float = 0.0
 
     def numbers(self) -> Numbers:
         """Return the values of all metrics. Raises :class:`StoreUnavailable`."""
@@ -71,7 +73,8 @@ class Monitor:
         return evaluate([each for each in self.store.samples.history() if each.at < now.at] + [now])
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._watch())
+        self._added_at = time.monotonic()
+        self._task = asyncio.create_task(repeat(self._watch, self.every.add_s))
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -82,22 +85,20 @@ class Monitor:
             await asyncio.to_thread(self.store.counts.add, self.meter)
         await asyncio.to_thread(self.tracing.close)
 
-    async def _watch(self) -> None:
-        added_at = time.monotonic()
-        while True:
-            due = time.monotonic() + self.every.lag_s
-            await asyncio.sleep(self.every.lag_s)
-            self.meter.observe("trivet_event_loop_lag_seconds", max(0.0, time.monotonic() - due))
-            if time.monotonic() - added_at >= self.every.add_s:
-                added_at = time.monotonic()
-                await asyncio.to_thread(self._report)
+    async def _watch(self) -> float:
+        due = time.monotonic() + self.every.lag_s
+        await asyncio.sleep(self.every.lag_s)
+        self.meter.observe("trivet_event_loop_lag_seconds", max(0.0, time.monotonic() - due))
+        if time.monotonic() - self._added_at >= self.every.add_s:
+            self._added_at = time.monotonic()
+            await asyncio.to_thread(self._report)
+        return 0.0
 
     def _report(self) -> None:
         """Add this process's counts, and store the numbers if they are due; without a broker both wait."""
-        with contextlib.suppress(StoreUnavailable):
-            self.store.counts.add(self.meter)
-            if self.store.samples.is_due():
-                self.store.samples.record(Moment(self.store.gauges.now_s(), self.numbers()))
+        self.store.counts.add(self.meter)
+        if self.store.samples.is_due():
+            self.store.samples.record(Moment(self.store.gauges.now_s(), self.numbers()))
 
 
 class HttpMiddleware(ABC):

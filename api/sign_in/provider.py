@@ -114,6 +114,12 @@ _TIMEOUT_S = 10.0
 _MOST_BYTES = 1 << 20
 _METADATA_S = 3600.0
 """How long the provider's metadata and keys are used before they are fetched again."""
+_STALE_S = 24 * 3600.0
+"""How long they are used at most, while they cannot be fetched."""
+_WAIT_S = 3.0
+"""Longest wait for metadata that another thread fetches."""
+_AWAY_S = 3.0
+"""How long the provider is not asked again after it did not answer."""
 _REFRESH_S = 10.0
 """Shortest time between two fetches of keys because of an unknown one."""
 
@@ -173,6 +179,8 @@ class OpenIdProvider:
         self._known: _ProviderKeys | None = None
         self._refreshed = -math.inf
         """When keys were last fetched because of an unknown one."""
+        self._away = (-math.inf, "")
+        """When the provider last did not answer, and what was said of it."""
         on_this_host = urlsplit(party.issuer).hostname in LOOPBACK
         self._schemes = ("https", "http") if on_this_host else ("https",)
         self._http = httpx2.Client(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=not on_this_host)
@@ -231,15 +239,33 @@ class OpenIdProvider:
 
     def _current(self, but_not: _ProviderKeys | None = None) -> _ProviderKeys:
         """Return the provider's metadata and keys, fetched again if they are old or are those of ``but_not``: a
-        person who signs in just after the provider changed its keys must not be refused.
+        person who signs in just after the provider changed its keys must not be refused. While they cannot be fetched,
+        old ones are used for a day.
         """
-        with self._lock:
-            known, now = self._known, time.monotonic()
-            refreshes = but_not is not None and known is but_not and now - self._refreshed > _REFRESH_S
-            if known is None or refreshes or now - known.at > _METADATA_S:
-                self._refreshed = now if refreshes else self._refreshed
-                known = self._known = self._fetch_keys(now)
+        known = self._known
+        if not self._lock.acquire(timeout=_WAIT_S if known is None or but_not is not None else 0.0):
+            if known is None or known is but_not or time.monotonic() - known.at > _STALE_S:
+                raise ProviderUnavailable("the provider's metadata is being fetched; try again in a moment")
             return known
+        try:
+            return self._fetch_if_needed(but_not)
+        finally:
+            self._lock.release()
+
+    def _fetch_if_needed(self, but_not: _ProviderKeys | None) -> _ProviderKeys:
+        known, now = self._known, time.monotonic()
+        refreshes = but_not is not None and known is but_not and now - self._refreshed > _REFRESH_S
+        if known is not None and not refreshes and now - known.at <= _METADATA_S:
+            return known
+        self._refreshed = now if refreshes else self._refreshed
+        try:
+            self._known = self._fetch_keys(now)
+        except ProviderUnavailable:
+            is_away = self._away[0] >= now - _AWAY_S  # and not one whose answer is refused
+            if known is None or refreshes or now - known.at > _STALE_S or not is_away:
+                raise
+            return known
+        return self._known
 
     def _fetch_keys(self, now: float) -> _ProviderKeys:
         url = f"{self._party.issuer.rstrip('/')}/.well-known/openid-configuration"
@@ -256,6 +282,17 @@ class OpenIdProvider:
         return _ProviderKeys(metadata, key_set(self._ask("GET", metadata.jwks_uri)), now)
 
     def _ask(self, method: Literal["GET", "POST"], url: str, **options: Any) -> dict[str, Any]:
+        """Return the JSON object of an answer. For a moment after none came, nothing is asked: threads would wait."""
+        since, told = self._away
+        if time.monotonic() - since <= _AWAY_S:
+            raise ProviderUnavailable(told)
+        try:
+            return self._request(method, url, **options)
+        except ProviderUnavailable as error:
+            self._away = (time.monotonic(), str(error))
+            raise
+
+    def _request(self, method: Literal["GET", "POST"], url: str, **options: Any) -> dict[str, Any]:
         """Return the JSON object of an answer; no more than the limit is read."""
         try:
             with self._http.stream(method, url, **options) as response:

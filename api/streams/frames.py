@@ -24,6 +24,11 @@ _FORGOTTEN_MS = 5000
 """More than the time until a new job is known."""
 
 
+def begins_at(position: str) -> bytes:
+    """Tell the client an id before any event: one that is cut off meanwhile resumes there, not at a later now."""
+    return f"id: {position}\n\n".encode()
+
+
 def gap(job_id: str, first: str) -> bytes:
     """Tell the client that the cap removed events before ``first``: it should fetch a fresh snapshot."""
     data = json.dumps({"job": job_id, "first": first})
@@ -145,6 +150,11 @@ class Cursor:
 
     def of(self, job_id: str) -> str:
         return self.positions.get(job_id, self.base)
+
+    @property
+    def beginning(self) -> str | None:
+        """Return the id from which a client resumes that has got nothing yet; ``None`` if it needs none, or has one."""
+        return None if self.base == BEGINNING or self.positions or self.doubtful else self.base
 
     def advance(self, frame: Frame) -> None:
         self.positions[frame.job_id] = frame.id

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from api.offload import FairTurns
+from api.server import repeat
 from api.streams.frames import Cursor, Form, Frame, FrameBatch, Round, batches
 from api.streams.subscriptions import Channel, HubSettings, Subscription, TooManyStreams
 from service.jobs.store import Credential, StoreUnavailable
@@ -70,8 +71,8 @@ class Hub:
     def start(self) -> None:
         """Begin to read. The hub lives in the running event loop."""
         self._loop = asyncio.get_running_loop()
-        forever = (self._read_forever, self._discover_forever, self._revoke_forever)
-        self._tasks = [asyncio.create_task(each()) for each in forever]
+        forever = (self._read, self._discover, self._revoke)
+        self._tasks = [asyncio.create_task(repeat(each, self.settings.retry_s)) for each in forever]
 
     def close(self) -> None:
         """End all streams, now. Safe to call twice."""
@@ -209,28 +210,31 @@ class Hub:
         if was_watched and not feed.is_watched:
             self._unwatch(feed, feed.jobs)
 
-    async def _read_forever(self) -> None:
+    async def _read(self) -> float:
+        """Read once what all feeds lack, and hand it out; return no pause."""
         settings = self.settings
-        while not self.closing.is_set():
-            if not self._cursors:
-                await self._changed.wait()
-                self._changed.clear()
-                continue
-            asked, began = dict(self._cursors), self._loop.time()
-            page = settings.page_of(len(asked))
-            try:
-                read = await self.tail.read(
-                    asked, count=page, most_bytes=settings.read_bytes, block_ms=settings.block_ms
-                )
-            except StoreUnavailable as error:
-                log.warning("live events wait for the broker: %s", error)
-                await asyncio.sleep(settings.retry_s)
-                continue
-            pace = _Pace(settings, self._loop.time)
-            whole = all(each.more_from is None for each in read.values())
+        if not self._cursors:
+            await self._changed.wait()
+            self._changed.clear()
+            return 0.0
+        asked, began = dict(self._cursors), self._loop.time()
+        page = settings.page_of(len(asked))
+        try:
+            read = await self.tail.read(asked, count=page, most_bytes=settings.read_bytes, block_ms=settings.block_ms)
+        except StoreUnavailable as error:
+            log.warning("live events wait for the broker: %s", error)
+            return settings.retry_s
+        pace = _Pace(settings, self._loop.time)
+        whole = all(each.more_from is None for each in read.values())
+        try:
             await self._dispatch(batches(read), asked, began if whole else -math.inf, pace)
-            if read:
-                await pace.rest()
+        except Exception:
+            for subscription in self._subscriptions:
+                self.leave(subscription)  # what it was not handed, it reads by itself
+            raise
+        if read:
+            await pace.rest()
+        return 0.0
 
     async def _dispatch(
         self, incoming: Sequence[FrameBatch], asked: Mapping[str, str], complete_from: float, pace: _Pace
@@ -290,17 +294,14 @@ class Hub:
     def _known_from(self, feed: Channel) -> float:
         return feed.discovered_at if feed.everything else -math.inf
 
-    async def _discover_forever(self) -> None:
-        """Add new jobs to the feeds over all jobs, and drop jobs that ended long ago."""
-        while not self.closing.is_set():
-            await asyncio.sleep(self.settings.discover_s)
-            feeds = [feed for feed in self._feeds.values() if feed.everything]
-            with contextlib.suppress(StoreUnavailable):
-                for feed in feeds:
-                    began = self._loop.time()
-                    jobs, now_ms = await self.tail.recent_jobs(self.settings.recent_jobs, feed.project)
-                    self._watch_exactly(feed, set(jobs))
-                    feed.discovered_at, feed.discovered_ms = began, now_ms
+    async def _discover(self) -> float:
+        """Add new jobs to the feeds over all jobs, and drop jobs that ended long ago; return the pause."""
+        for feed in [feed for feed in self._feeds.values() if feed.everything]:
+            began = self._loop.time()
+            jobs, now_ms = await self.tail.recent_jobs(self.settings.recent_jobs, feed.project)
+            self._watch_exactly(feed, set(jobs))
+            feed.discovered_at, feed.discovered_ms = began, now_ms
+        return self.settings.discover_s
 
     def _watch_exactly(self, feed: Channel, jobs: set[str]) -> None:
         """Let a feed show these jobs, in place: a subscription that left it would have to read all of them again."""
@@ -311,20 +312,18 @@ class Hub:
             self._unwatch(feed, dropped)
         feed.cursor.forget(dropped, jobs)
 
-    async def _revoke_forever(self) -> None:
+    async def _revoke(self) -> float:
         """End streams whose key was revoked, whose session or membership has ended, or which show a job that
-        their project may no longer read.
+        their project may no longer read; return the pause.
         """
-        while not self.closing.is_set():
-            await asyncio.sleep(self.settings.revoke_s)
-            credentials = list({subscription.credential for subscription in self._subscriptions})
-            with contextlib.suppress(StoreUnavailable):
-                ended = await asyncio.to_thread(self._ended, credentials) if credentials else set()
-                hidden = await self._hidden_feeds()
-                for subscription in self._subscriptions:
-                    if subscription.credential in ended or subscription.feed in hidden:
-                        subscription.revoked = True
-                        subscription.wake.set()
+        credentials = list({subscription.credential for subscription in self._subscriptions})
+        ended = await asyncio.to_thread(self._ended, credentials) if credentials else set()
+        hidden = await self._hidden_feeds()
+        for subscription in self._subscriptions:
+            if subscription.credential in ended or subscription.feed in hidden:
+                subscription.revoked = True
+                subscription.wake.set()
+        return self.settings.revoke_s
 
     async def _hidden_feeds(self) -> set[Channel]:
         """Return the feeds over named jobs that include a job their project may not read."""

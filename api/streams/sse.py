@@ -25,9 +25,9 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events. `event:` is the event's type, `data:` its JSON with `job` and `id`, and "
-        "`id:` a position to resume from with `Last-Event-ID`. Besides: `gap` (events were removed before they were "
-        "read; fetch a snapshot), `end` (nothing can follow), `bye` (the service goes down, the key was revoked or the "
-        "session has ended; reconnect to find out).",
+        "`id:` a position to resume from with `Last-Event-ID`; a stream over all jobs begins with an `id:` alone. "
+        "Besides: `gap` (events were removed before they were read; fetch a snapshot), `end` (nothing can follow), "
+        "`bye` (the service goes down, the key was revoked or the session has ended; reconnect to find out).",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
@@ -43,6 +43,8 @@ class _EventStream:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the stream as bytes, from the cursor until its end, the client's or the service's."""
         yield frames.RETRY
+        if self.subscription.feed.everything and (beginning := self.subscription.cursor.beginning) is not None:
+            yield frames.begins_at(beginning)
         clock = asyncio.get_running_loop().time
         sent_at = clock()
         async for found in self._follow_events():

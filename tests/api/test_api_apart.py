@@ -15,7 +15,7 @@ from api_world import TRAIN, bearer
 from own_process import address, process
 from waiting import eventually
 
-from api.offload.apart import Apart
+from api.offload.apart import Apart, NotReady
 
 PATHS = ("/v1/jobs?limit=1000&include=spec&q=%C3%B6", "/v1/jobs:counts?kind=none", "/v1/queue?limit=2")
 OWN_HEADERS = {"date", "x-request-id"}
@@ -53,6 +53,27 @@ def test_answers_from_apart_are_the_same_and_its_loss_is_made_up_for(
             again = eventually(lambda: re.findall(r"process (\d+) makes expensive answers", log.read_text())[1:])
         running.send_signal(signal.SIGKILL)
         eventually(lambda: not psutil.pid_exists(int(again[0])))
+
+
+def test_a_start_that_fails_is_tried_again_by_a_later_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    async def fail(_: Path) -> None:
+        nonlocal tries
+        tries += 1
+        raise OSError("too many open files")
+
+    async def ask() -> None:
+        apart = Apart()
+        while tries < 2:
+            with pytest.raises(NotReady):
+                await apart.forward({}, None, None, b"")  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+        await apart.stop()
+
+    monkeypatch.setattr("api.offload.apart._start_process", fail)
+    monkeypatch.setattr("api.offload.apart._PAUSE_S", 0.0)
+    asyncio.run(asyncio.wait_for(ask(), 60))
 
 
 def test_the_process_is_let_go_when_nobody_asks_and_kept_while_an_answer_is_made() -> None:

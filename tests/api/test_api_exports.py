@@ -70,11 +70,24 @@ def test_mlflow_gets_a_run_with_all_of_a_job(world: World, receiver: ExportRecei
     assert receiver.files == {f"/api/2.0/mlflow-artifacts/artifacts/7/{run}/artifacts/report.json": REPORT}
 
 
+def test_an_export_that_fails_unexpectedly_is_noted(
+    world: World, receiver: ExportReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> str:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr("api.exports.mlflow.MlflowExporter.begin", fail)
+    job = world.run(TRAIN, mlflow=receiver.url)
+    (line,) = eventually(lambda: world.lines(job))
+    assert line.startswith("export to mlflow failed: KeyError: 'a defect'; tried again in ")
+
+
+@pytest.mark.parametrize("refusal", [503, {"experiment": 7}])
 def test_what_fails_is_tried_again_and_the_job_stays_as_it_is(
-    world: World, receiver: ExportReceiver, redis: redis_py.Redis
+    world: World, receiver: ExportReceiver, redis: redis_py.Redis, refusal: int | dict[str, Any]
 ) -> None:
     """The second attempt begins anew: what the first one left is deleted."""
-    receiver.refusals.append(503)
+    receiver.refusals.append(refusal)
     job = world.run(TRAIN, mlflow=receiver.url)
     (line,) = eventually(lambda: world.lines(job))
     assert re.fullmatch(r"export to mlflow failed: ExportFailed: .*; tried again in \d+ s", line)

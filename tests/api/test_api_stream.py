@@ -145,6 +145,16 @@ def test_a_stream_over_everything_starts_now_and_sees_new_jobs(server: Server, s
     assert again.data == event.data
 
 
+def test_a_stream_over_everything_that_breaks_before_its_first_event_loses_none(server: Server, secret: str) -> None:
+    url, headers = f"{server.url}/v1/events", {"Accept": "text/event-stream", **bearer(secret)}
+    with httpx2.stream("GET", url, headers=headers, timeout=300.0) as response:
+        new = submit(server, secret)
+        begun = next(event for event in httpx2.EventSource(response) if event.id)
+    assert begun.data == ""
+    with listening(url, secret, Last_Event_ID=begun.id) as events:
+        assert json.loads(next(events).data)["job"] == new
+
+
 @pytest.mark.slow
 def test_removed_events_are_announced_as_a_gap(
     server: Server, secret: str, worker: Worker, redis: redis_py.Redis

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import redis as redis_py
 
 from api.streams import Cursor, Hub, HubSettings
@@ -202,6 +203,30 @@ def test_streams_over_the_same_jobs_are_handed_the_same_bytes(broker: str, redis
     handed = asyncio.run(shared(broker, redis))
     assert b'"job":"job_0"' in handed[0]
     assert all(each is handed[0] for each in handed)
+
+
+def test_events_that_could_not_be_handed_out_are_read_by_the_stream_itself(
+    broker: str, redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise ValueError("a defect")
+
+    async def watch() -> None:
+        hub, seen = Hub(StreamTail.connect(broker), lambda _: set(), HubSettings(1, 1, block_ms=20)), b""
+        hub.start()
+        with hub.subscribe(KEY, Cursor(), {"job_0": "running"}, Form(composite=False), project=None) as stream:
+            async with asyncio.timeout(LIMIT_S):
+                while not stream.joined:
+                    await hub.catch_up(stream)
+                monkeypatch.setattr(hub, "_hand_out", fail)
+                last = added(redis, "job_0")
+                while stream.joined:
+                    await asyncio.sleep(0.01)
+                while last.encode() not in seen:
+                    seen += await hub.catch_up(stream)
+        await hub.stop()
+
+    asyncio.run(watch())
 
 
 def test_a_read_ends_at_its_bytes_and_the_next_ones_go_on_in_order(broker: str, redis: redis_py.Redis) -> None:

@@ -56,7 +56,7 @@ def test_progress_is_told_every_few_seconds() -> None:
         for step in range(1, 41):
             yield PLAIN_S / 10
             yield {"type": "progress", "done": step, "total": 40, "unit": "steps"}
-            yield {"type": "metric", "step": step, "values": {"loss": 1 / step}}
+            yield {"type": "metric", "step": step, "values": {"loss": 1 / step if step < 39 else None}}
         yield {"type": "state", "state": "succeeded", "reason": None}
 
     assert plainly("train", events()).splitlines() == [
@@ -64,7 +64,7 @@ def test_progress_is_told_every_few_seconds() -> None:
         "train: 10/40 steps  loss 0.1111",
         "train: 20/40 steps  loss 0.05263",
         "train: 30/40 steps  loss 0.03448",
-        "train: 40/40 steps  loss 0.02564",
+        "train: 40/40 steps  loss nan",
         "train: succeeded",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 from typing import Any
@@ -124,7 +125,7 @@ def test_logs_metrics_bounds_and_report(trivet: Cli, worker: Worker) -> None:
     assert "no metrics yet" in trivet.ok("metrics", job_id).out
     ref = worker.start(job_id)
     worker.emit(ref, [{"type": "log", "stream": "stdout", "line": f"line {n}", "rank": n % 2} for n in range(4)])
-    worker.emit(ref, METRICS)
+    worker.emit(ref, [*METRICS, {"type": "metric", "step": 3, "values": {"lr": math.nan}}])
     worker.end(ref, eval_accuracy=0.9)
     assert [line.rpartition("] ")[2] for line in trivet.ok("logs", job_id, "-n", "2").out.splitlines()] == [
         "line 2",
@@ -138,7 +139,9 @@ def test_logs_metrics_bounds_and_report(trivet: Cli, worker: Worker) -> None:
     assert [line for line in trivet.ok("logs", job_id, "-f").out.splitlines() if "rank 1" in line] == [
         "[rank 1] line 1", "[rank 1] line 3",
     ]  # fmt: skip
-    assert "loss" in trivet.ok("metrics", job_id).out
+    shown = [line.split()[:6] for line in trivet.ok("metrics", job_id).out.splitlines()]
+    assert ["lr", "3", *["nan"] * 4] in shown
+    assert "loss" in [row[0] for row in shown]
     assert trivet.ok("metrics", job_id, "loss", "--json").json["series"]["loss"]["step"] == [1, 2, 3]
     assert trivet.ok("report", job_id).out.strip() == "eval_accuracy: 0.9"
     assert trivet("bounds", job_id).code == 2

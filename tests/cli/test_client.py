@@ -199,10 +199,12 @@ def test_lists_go_over_all_pages(client: Client, monkeypatch: pytest.MonkeyPatch
     assert {line.job for line in client.queue()} == set(ids)
 
 
-def test_one_name_is_a_name_and_a_time_says_its_zone(client: Client) -> None:
+def test_one_name_is_a_name_a_time_says_its_zone_and_no_state_is_not_every_state(client: Client) -> None:
     assert _joined("loss") == "loss"
     with pytest.raises(ValueError, match="no time zone"):
         client.delete_matching(ended_before=datetime(2026, 1, 1))  # noqa: DTZ001 - as people write it
+    with pytest.raises(ValueError, match="got no state"):
+        client.delete_matching(state=[], label="paper")
 
 
 def test_waiting_gives_up_in_time(client: Client) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import UnixStreamServer
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +50,24 @@ def test_an_api_that_exits_since_the_broker_was_killed_is_restarted(
     assert starting.said[1].startswith("the API ended with exit code 2 and is restarted")
     assert starting.said[1].endswith("on a disk of which 4096 bytes are free")
     assert starting.parts["API"].process.pid != first
+
+
+def test_a_part_that_does_not_start_again_in_a_roll_is_left_to_what_revives_it(
+    starting: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = starting.parts["API"]
+    starting.api = SimpleNamespace(roll=lambda _: [], processes=[])  # type: ignore[assignment]
+    starting.restarts["API"].due_at = time.monotonic() + 3600  # it is awaited since an end before the roll
+
+    def fail() -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(part, "start", fail)
+        assert starting.roll() == ["the API does not start: no space left"]
+    (told,) = starting.revive()
+    assert told.startswith("the API ended with exit code 2 and is restarted in 1 s")
+    starting.api = None
 
 
 @pytest.mark.parametrize("part", ["valkey-server", "workers"])

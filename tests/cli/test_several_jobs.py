@@ -52,6 +52,7 @@ def test_jobs_are_deleted_by_filters_once_it_is_confirmed(trivet: Cli, store: St
     assert trivet.ok(*words, "--yes", "--json").json == {"jobs": [old], "kept": {}}
     assert [job.id for job in store.jobs.list().items] == [other]
     assert "name jobs" in trivet("delete").err
+    assert "--query: got an empty text" in trivet("delete", "-q", "", "--kind", "train", "--yes").err
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def restart_all(process: subprocess.Popen[bytes], data: Path) -> None:
     before = {part.pid for word in ("api", "workers", "valkey-server") for part in parts_of(process, word)}
     assert len(before) == 4
     process.send_signal(signal.SIGUSR1)
-    eventually(lambda: "every part was restarted" in said(data).read_text())
+    eventually(lambda: "the restart is done" in said(data).read_text())
     assert before.isdisjoint(part.pid for part in psutil.Process(process.pid).children())
 
 

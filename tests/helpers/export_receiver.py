@@ -13,10 +13,10 @@ from http_receiver import Reply, Request, listening
 
 @dataclass
 class ExportReceiver:
-    """Keeps what it gets. Answers the next requests with ``refusals`` first."""
+    """Keeps what it gets. Answers the next requests with ``refusals`` first: a status, or another answer."""
 
     url: str = ""
-    refusals: list[int] = field(default_factory=list)
+    refusals: list[int | dict[str, Any]] = field(default_factory=list)
     taken: list[Request] = field(default_factory=list)
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -24,7 +24,8 @@ class ExportReceiver:
     def answer(self, request: Request) -> tuple[int, dict[str, Any]]:
         self.taken.append(request)
         if self.refusals:
-            return self.refusals.pop(0), {"error_code": "TEMPORARILY_UNAVAILABLE"}
+            refusal = self.refusals.pop(0)
+            return (200, refusal) if isinstance(refusal, dict) else (refusal, {"error_code": "TEMPORARILY_UNAVAILABLE"})
         call = urlsplit(request.path).path.removeprefix("/api/2.0/mlflow")
         if call == "/experiments/get-by-name":
             return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST"}

@@ -28,9 +28,9 @@ def test_a_table_by_hand() -> None:
 
 def test_the_score_is_in_per_cent_of_the_best_of_the_category() -> None:
     large: Key = ("large", "onnx/a.onnx", "vnnlib/p.vnnlib")
-    own, peer = {A: UNSAT, B: UNSAT, large: UNSAT}, {A: UNSAT, large: UNSAT}
+    own, peer = {A: UNSAT, B: UNSAT, large: UNSAT}, {A: UNSAT, large: sat(WitnessEvidence.REFUTED)}
     found = {(each.category, each.tool): each.percent for each in scores([A, B, large], {"x": own, "y": peer}, {})}
-    assert found == {("small", "x"): 100.0, ("small", "y"): 50.0, ("large", "x"): 100.0, ("large", "y"): 100.0}
+    assert found == {("small", "x"): 100.0, ("small", "y"): 50.0, ("large", "x"): 100.0, ("large", "y"): 0.0}
 
 
 def test_speed_gives_nothing() -> None:

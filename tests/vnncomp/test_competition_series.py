@@ -28,6 +28,8 @@ from trivet.vnncomp.scoring import WitnessEvidence
 from trivet.vnncomp.series import ResultsError, ResultsFolder
 
 ROWS = {"never": (NEVER, 60.0), "met": (SATISFIED, 30.0), "new": (VERSION_2, 10.0)}
+DAMAGED = gzip.compress(b"")[:10] + b"\xff" * 9
+"""No deflated data behind gzip's header."""
 
 
 def silent(_: str) -> None:
@@ -107,6 +109,20 @@ def test_a_killed_run_goes_on_with_what_has_no_complete_row(tmp_path: Path) -> N
     assert len(asked) == 4
 
 
+def test_an_instance_that_fails_unexpectedly_is_an_error_and_the_others_are_run(tmp_path: Path) -> None:
+    every, folder = instances(benchmark(tmp_path / "tiny", ROWS)), ResultsFolder(tmp_path / "results")
+
+    def answer(instance: BenchmarkInstance) -> Decided:
+        if instance is every[0]:
+            raise TypeError("a defect")
+        return Decided("unsat")
+
+    folder.run(every, answer, 1, silent)
+    found = [folder.recorded(every)[each.key] for each in every]
+    assert [each.verdict for each in found] == ["error", "unsat", "unsat"]
+    assert found[0].reason == "TypeError: a defect"
+
+
 def test_a_recorded_witness_counts_as_far_as_it_holds(tmp_path: Path) -> None:
     every = instances(benchmark(tmp_path / "tiny", ROWS))[:2]
     witnesses = {every[0].key: Witness((0.0,) * 5, (200.0,) * 3), every[1].key: Witness((0.0,) * 5, (0.0,) * 3)}
@@ -116,7 +132,7 @@ def test_a_recorded_witness_counts_as_far_as_it_holds(tmp_path: Path) -> None:
     assert [found[each.key].evidence for each in every] == [WitnessEvidence.REFUTED, WitnessEvidence.STRICT]
     (folder.root / "tiny").rename(folder.root / "2025_tiny")  # as the competition publishes them
     assert folder.recorded(every)[every[1].key].evidence is WitnessEvidence.STRICT
-    (folder.root / "2025_tiny" / every[1].witness_name).unlink()
+    (folder.root / "2025_tiny" / every[1].witness_name).write_bytes(DAMAGED)
     assert folder.recorded(every)[every[1].key].evidence is WitnessEvidence.NONE
 
 
@@ -169,9 +185,10 @@ def question(home: Path, name: str) -> Any:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     home = benchmark(tmp_path / "tiny", ROWS)
     path = home / "vnnlib" / "met.vnnlib.gz"
-    path.write_bytes(gzip.compress(SATISFIED.encode())[:-9])
-    with pytest.raises(BenchmarkError, match=r"cannot read .*met\.vnnlib\.gz"):
-        question(home, "met")()
+    for damaged in (gzip.compress(SATISFIED.encode())[:-9], DAMAGED):
+        path.write_bytes(damaged)
+        with pytest.raises(BenchmarkError, match=r"cannot read .*met\.vnnlib\.gz"):
+            question(home, "met")()
     path.write_bytes(gzip.compress(b"(assert (<= Z 0))"))
     with pytest.raises(BenchmarkError, match=r"met\.vnnlib: line 1: got 'Z'"):
         question(home, "met")()

@@ -45,6 +45,8 @@ def delete(
     named = {"kind": kind, "label": label, "owner": owner, "project": project, "q": q}
     wanted: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     wanted |= {"state": state} if state else {}
+    if empty := next((name for name, value in wanted.items() if not value), None):
+        refuse(f"{'--query' if empty == 'q' else f'--{empty}'}: got an empty text, which would choose every job")
     wanted |= {} if older_than is None else {"ended_before": past(older_than)}
     if job_ids:
         if wanted or dry_run:

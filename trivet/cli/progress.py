@@ -45,7 +45,7 @@ class _JobView:
 
     state: str = "queued"
     reason: str = ""
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     verdicts: dict[int, str] = field(default_factory=dict)
     """Verdicts by instance; a verdict that is reported again, after a restart, counts once."""
     searching: str = ""
@@ -81,10 +81,15 @@ class _JobView:
     def line(self) -> str:
         """Return the newest numbers in a line."""
         shown = [name for name in _SHOWN_METRICS if name in self.metrics]
-        parts = [f"{name} {self.metrics[name]:.4g}" for name in shown[:4]]
+        parts = [f"{name} {_number(self.metrics[name])}" for name in shown[:4]]
         parts += [f"{verdict} {count}" for verdict, count in sorted(Counter(self.verdicts.values()).items())]
         parts += [each for each in (self.searching, self.climbed, self.doing) if each]
         return "  ".join(parts) or (self.reason if self.state == "queued" else "")
+
+
+def _number(value: float | None) -> str:
+    """Return a metric's value in few digits; events have null for one that is not finite."""
+    return "nan" if value is None else f"{value:.4g}"
 
 
 def _state(seen: _JobView, event: dict[str, Any]) -> None:
@@ -105,7 +110,7 @@ def _phase(seen: _JobView, event: dict[str, Any]) -> None:
 def _metric(seen: _JobView, event: dict[str, Any]) -> None:
     seen.metrics |= event["values"]
     for name, value in event["values"].items():
-        if name.endswith(_PASSED):
+        if name.endswith(_PASSED) and value is not None:
             seen.climbed = f"{name.removesuffix(_PASSED)} {'passed' if value else 'did not pass'}"
             seen.done = event["step"]  # a compile job's steps are rungs: verdict and count belong together
 

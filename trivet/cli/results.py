@@ -113,9 +113,9 @@ def metrics(
     rows = table("metric", "steps", "first", "last", "min", "max", "curve")
     for name, points in series.items():
         values = [value for value in points["value"] if value is not None]
-        if values:
-            numbers = (f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values)))
-            rows.add_row(name, str(points["step"][-1]), *numbers, _sparkline(values))
+        ends = points["value"][0], points["value"][-1], min(values, default=None), max(values, default=None)
+        numbers = ("nan" if value is None else f"{value:.4g}" for value in ends)
+        rows.add_row(name, str(points["step"][-1]), *numbers, _sparkline(values))
     out.print(nothing or rows)
 
 
@@ -288,6 +288,8 @@ _WIDTH = 24
 
 def _sparkline(values: list[float]) -> str:
     """Draw a curve in a line of text."""
+    if not values:
+        return ""
     chosen = [values[index * len(values) // _WIDTH] for index in range(_WIDTH)] if len(values) > _WIDTH else values
     low, span = min(chosen), max(chosen) - min(chosen)
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in chosen)

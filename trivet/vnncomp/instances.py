@@ -7,6 +7,7 @@ import csv
 import gzip
 import math
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,11 +32,15 @@ def there(path: Path) -> Path:
 
 
 def content(path: Path) -> bytes:
-    """Return what :func:`there` finds, unpacked."""
-    found = there(path)
+    """Return what :func:`there` finds, unpacked. Raises :class:`BenchmarkError`."""
+    return unpacked(there(path))
+
+
+def unpacked(found: Path) -> bytes:
+    """Return the content of a file, unpacked if its name ends with ``.gz``. Raises :class:`BenchmarkError`."""
     try:
         return gzip.decompress(found.read_bytes()) if found.suffix == ".gz" else found.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise BenchmarkError(f"cannot read {found}: {error}") from error
 
 

@@ -4,7 +4,8 @@ A right verdict gives 10 points, a wrong one −150, any other answer none. Ther
 2026 has that of earlier years switched off (``get_score`` and ``PENALTY_INCORRECT`` in the source that
 :mod:`trivet.vnncomp` names). ``sat`` is right with a witness of its own that holds, if only within the tolerance.
 ``unsat`` is wrong if a witness of any tool holds within the box itself. A score is the points in per cent of the best
-tool's points in the category, and a tool's score is the sum over categories.
+tool's points in the category, or none below zero, and a tool's score is the sum over categories (``compare_results`` in
+``process_results.py`` there, as of commit 40ababf).
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def scores(keys: Sequence[Key], tools: Mapping[str, Results], labels: Mapping[Ke
         of_category = [score for score in found.values() if score.category == category]
         best = max(score.points for score in of_category)
         for score in of_category:
-            score.percent = 100 * score.points / best if best > 0 else 0.0
+            score.percent = max(0.0, 100 * score.points / best) if best > 0 else 0.0
     return list(found.values())
 
 

@@ -21,7 +21,7 @@ from service.jobs.files import atomic_write
 from service.jobs.text import visible
 from trivet.errors import TrivetError
 from trivet.vnncomp.answers import Decided, WitnessFormatError, verdict_of
-from trivet.vnncomp.instances import BenchmarkInstance, content, key_of
+from trivet.vnncomp.instances import BenchmarkInstance, content, key_of, unpacked
 from trivet.vnncomp.questions import Question
 from trivet.vnncomp.scoring import Key, ToolResult, WitnessEvidence
 from trivet.vnncomp.witness import RefutedError, ReplayedNetwork, replayed
@@ -74,11 +74,11 @@ class ResultsFolder:
             return WitnessEvidence.NONE
         try:
             question = Question.read(category, instance.networks, instance.folder / instance.vnnlib)
-            witness = question.parse_witness(gzip.decompress(named[0].read_bytes()).decode())
+            witness = question.parse_witness(unpacked(named[0]).decode())
             found = replayed(ReplayedNetwork(content(question.onnx)), question.query, witness.inputs)
         except (RefutedError, WitnessFormatError):
             return WitnessEvidence.REFUTED
-        except (TrivetError, OSError, EOFError, UnicodeDecodeError):
+        except (TrivetError, OSError, UnicodeDecodeError):
             return WitnessEvidence.NONE
         return WitnessEvidence.STRICT if found.is_strict else WitnessEvidence.NEARBY
 
@@ -104,7 +104,10 @@ class ResultsFolder:
 
     def _run(self, instance: BenchmarkInstance, decide: Deciding) -> str:
         started = time.monotonic()
-        decided = decide(instance)
+        try:
+            decided = decide(instance)
+        except Exception as error:  # a defect, which must not keep the other instances from being run
+            decided = Decided("error", reason=f"{type(error).__name__}: {error}")
         seconds = time.monotonic() - started
         if decided.witness is not None:
             home = self.root / instance.category

@@ -59,6 +59,11 @@ class JobFilter:
         return [f"{name}:{value}" for name, value in named if value is not None]
 
     @property
+    def chooses(self) -> bool:
+        """Return whether it leaves out jobs by more than who may see them and whether they belong to a sweep."""
+        return bool(self.states or self.text or replace(self, visible_to=None).indexes)
+
+    @property
     def outside(self) -> list[str]:
         """Return the indexes that must not contain a job."""
         return [_OF_A_SWEEP] if self.sweep == NO_SWEEP else []

@@ -309,6 +309,33 @@ def test_unknown_keys_do_not_make_the_service_ask_again_and_again(site: Site) ->
     assert site.provider.asked_for_keys <= before + 1
 
 
+def test_a_provider_that_is_away_is_not_asked_by_every_sign_in_and_its_last_keys_are_used(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert site.sign_in().status_code == 200
+    provider, asked = context_of(site.app).provider, list[str]()
+    assert provider is not None
+
+    def silent(request: httpx2.Request) -> Answer:
+        asked.append(str(request.url))
+        raise httpx2.ConnectTimeout("timed out")
+
+    provider._http = httpx2.Client(transport=httpx2.MockTransport(silent))
+    monkeypatch.setattr("api.sign_in.provider._METADATA_S", 0.0)
+    monkeypatch.setattr("api.sign_in.provider._AWAY_S", 3600.0)
+    monkeypatch.setattr("api.sign_in.provider._WAIT_S", 0.0)
+    begun = [site.browser.post("/login/oidc", headers=PAGES).status_code for _ in range(2)]
+    with provider._lock:  # another thread waits for the provider
+        begun.append(site.browser.post("/login/oidc", headers=PAGES).status_code)
+        monkeypatch.setattr("api.sign_in.provider._STALE_S", 0.0)
+        waited = site.browser.post("/login/oidc", headers=PAGES)
+    refused = site.browser.post("/login/oidc", headers=PAGES)
+    assert begun == [200, 200, 200]
+    assert (waited.status_code, refused.status_code, len(asked)) == (502, 502, 1)
+    assert "is being fetched" in waited.json()["detail"]
+    assert "timed out" in refused.json()["detail"]
+
+
 ODD_METADATA: dict[str, dict[str, Any]] = {
     "another issuer": {"issuer": "https://other.example"},
     "no keys": {"jwks_uri": None},

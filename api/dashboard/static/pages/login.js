@@ -4,7 +4,7 @@
  */
 
 import { keepSession } from "../ui/api.js";
-import { byId, setText } from "../ui/dom.js";
+import { byId, ownUrl, setText } from "../ui/dom.js";
 
 const form = /** @type {HTMLFormElement} */ (byId("login"));
 const field = /** @type {HTMLInputElement} */ (byId("key"));
@@ -13,11 +13,11 @@ const problem = byId("problem");
 const CALLBACK = "/login/callback";
 const NEXT = "trivet.next";
 
-/** Where to go after: only a path of this site. */
+/** Where to go after: only to a page of this site. */
 function next() {
   const asked = new URLSearchParams(location.search).get("next");
   const path = (location.pathname === CALLBACK ? sessionStorage.getItem(NEXT) : asked) ?? "/";
-  return /^\/(?![/\\])/.test(path) ? path : "/";
+  return ownUrl(path) ?? "/";
 }
 
 /** @param {Response | null} response */

@@ -50,6 +50,16 @@ export function s(tag, attributes = {}, ...children) {
 }
 
 /**
+ * Returns a link as a whole address of this site, null if it leads elsewhere: the browser drops tabs and dots before
+ * it reads what a text begins with, so only what it makes of the text can tell.
+ * @param {string} link
+ */
+export function ownUrl(link) {
+  const url = URL.canParse(link, location.origin) ? new URL(link, location.origin).href : "";
+  return url.startsWith(`${location.origin}/`) ? url : null;
+}
+
+/**
  * Sets or removes an attribute, only where it differs.
  * @param {Element} element
  * @param {string} name
@@ -62,7 +72,7 @@ export function setAttribute(element, name, value) {
     return;
   }
   const text = value === true ? "" : name === "title" || name === "aria-label" ? visible(String(value)) : String(value);
-  if (name === "href" && !/^[/#](?![/\\])/.test(text)) throw new Error("links stay on this site");
+  if (name === "href" && ownUrl(text) === null) throw new Error("links stay on this site");
   if (element.getAttribute(name) !== text) element.setAttribute(name, text);
 }
 
