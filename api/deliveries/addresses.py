@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from service.jobs.records import Problem
 from service.jobs.settings import Network, Settings
-from service.jobs.spec.common import OFFLINE, check_receiver
+from service.jobs.spec.common import OFFLINE, check_sendable
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
@@ -84,7 +84,7 @@ def may_reach(address: str, scheme: str, allowed: Sequence[Network]) -> bool:
 async def vetted(url: str, allowed: Sequence[Network]) -> WebhookAddress:
     """Resolve a webhook's URL. Raises :class:`ForbiddenTarget`, or ``OSError`` for a name that does not resolve."""
     try:
-        check_receiver(url, "standard")  # an earlier version may have taken it
+        check_sendable(url)
     except ValueError as error:
         raise ForbiddenTarget(f"nothing can be sent to {url!r}; expected {error}") from None
     parts = urlsplit(url)
@@ -159,7 +159,7 @@ class NamedAddresses:
         found = [(path, url) for path, url in named if "://" in url]
         urls = list(dict.fromkeys(url for _, url in found))[:_LOOKED_UP]
         reasons = dict(zip(urls, await asyncio.gather(*map(self._reason, urls)), strict=True))
-        return [Problem(path, reason, url, _EXPECTED) for path, url in found if (reason := reasons.get(url))]
+        return [Problem(path, told[0], url, told[1]) for path, url in found if (told := reasons.get(url))]
 
     def _missing(self, path: str, url: str) -> Problem | None:
         """Return the problem with what this service lacks for an address: a package, a key, or that it sends e-mail."""
@@ -192,12 +192,17 @@ class NamedAddresses:
             if url is not None and url != self._own.get(path):
                 yield ".".join(filter(None, (at, path))), url
 
-    async def _reason(self, url: str) -> str | None:
+    async def _reason(self, url: str) -> tuple[str, str] | None:
+        """Return why nothing may be sent to a URL, and what is accepted."""
+        try:
+            check_sendable(url)
+        except ValueError as error:
+            return "no request can have this URL", str(error)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await vetted(url, self._allowed)
         except ForbiddenTarget as error:
-            return str(error)
+            return str(error), _EXPECTED
         except OSError:  # an unknown name, or a slow name server
             return None
         return None

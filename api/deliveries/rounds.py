@@ -16,7 +16,6 @@ from service.jobs.records.webhooks import RetrySchedule
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 
-
 FAILURES = (ForbiddenTarget, OSError, ValueError, httpx2.HTTPError, httpx2.InvalidURL)
 """What may go wrong with one delivery, and must not keep others from being sent. ``ValueError``: something has
 characters that a protocol cannot carry, such as a password of a mail server.

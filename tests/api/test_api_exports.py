@@ -230,12 +230,11 @@ NOWHERE = [
     "https://host/?token=1",
     "https://host/#part",
     "host:80",
-    "https://a..b/",
 ]
 
 
 def test_a_url_that_leads_to_no_server_is_refused(world: World) -> None:
-    for url in NOWHERE:
+    for url in (*NOWHERE, "https://a..b/"):
         for target in ("mlflow", "otlp"):
             answer = world.client.post("/v1/jobs", json={**TRAIN, "export": {target: url}})
             assert answer.status_code == 422

@@ -24,6 +24,7 @@ from service.jobs.spec.common.notify import (
     NotifySpec,
     WebhookFormat,
     check_receiver,
+    check_sendable,
     leads_to_a_server,
 )
 from service.jobs.spec.common.states import ACTIVE, MOVES, STATES, TERMINAL, JobState
@@ -72,6 +73,7 @@ __all__ = [
     "SweepSpec",
     "WebhookFormat",
     "check_receiver",
+    "check_sendable",
     "disagreement",
     "judge",
     "launchers",

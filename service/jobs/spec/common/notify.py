@@ -134,16 +134,36 @@ def check_receiver(url: str, form: WebhookFormat) -> None:
 def check_url(url: str) -> None:
     """Check a URL as far as possible without resolving it. Raises ``ValueError`` that says what is accepted."""
     if (parts := _server_of(url)) is None:
-        raise ValueError(_wanted(url))
+        raise ValueError("an https:// URL with a host")
     if parts.username is not None or parts.password is not None:
         raise ValueError("a URL without user and password: deliveries are signed")
     if parts.fragment:
         raise ValueError("a URL without a fragment")
 
 
+def check_sendable(url: str) -> None:
+    """Check that a request can have a URL: specs are read without this, since earlier versions took any. Raises
+    ``ValueError`` that says what is accepted.
+    """
+    host = urlsplit(url).hostname or ""
+    labels = host.removesuffix(".").split(".")
+    has_name = len(host) <= _LONGEST_HOST and all(0 < len(each) <= _LONGEST_LABEL for each in labels)  # RFC 1035
+    if has_name and host.isascii() and _CONTROL.search(url.strip()) is None:
+        return
+    here = ""
+    with contextlib.suppress(ValueError):  # no host that has such a form
+        name = host.encode("idna").decode()
+        if not host.isascii() and name.encode().decode("idna") == host:  # the codec makes ß another letter
+            here = f" (here {name})"
+    lengths = f"with 1 to {_LONGEST_LABEL} characters between its dots"
+    raise ValueError(f"an https:// URL with a host in ASCII{here}, {lengths}, and without control characters")
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONGEST_URL, _LONGEST_HOST, _LONGEST_LABEL = 2000, 253, 63
 OFFLINE = "offline"
 """In place of a URL of Weights & Biases: runs are kept in files."""
+_EXPECTED = "an https:// URL with a host, and without user, password, query and fragment"
 
 
 class ExportTargets(Strict):
@@ -173,9 +193,7 @@ class ExportTargets(Strict):
         for name in ("mlflow", "otlp", "wandb"):
             url = getattr(self, name)
             if url is not None and not leads_to_a_server(url) and (name, url) != ("wandb", OFFLINE):
-                or_offline = f", or `{OFFLINE}`" if name == "wandb" else ""
-                without = "characters beyond printable ASCII, spaces, user, password, query and fragment"
-                expected = f"{_wanted(url, without)}{or_offline}"
+                expected = f"{_EXPECTED}, or `{OFFLINE}`" if name == "wandb" else _EXPECTED
                 raise disagreement(name, "not a URL that a job can be exported to", url, expected)
         return self
 
@@ -194,33 +212,14 @@ def leads_to_a_server(url: str) -> bool:
     if (parts := _server_of(url)) is None:
         return False
     says_more = any((parts.username, parts.password, parts.query, parts.fragment))
-    return url.isascii() and not says_more
+    return url.isascii() and url.isprintable() and " " not in url and not says_more
 
 
 def _server_of(url: str) -> SplitResult | None:
-    """Return the parts of a URL that leads to a host by HTTP, and that a request may have; ``None`` for any other."""
+    """Return the parts of a URL that leads to a host by HTTP; ``None`` for any other."""
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0
     except ValueError:
         return None
-    leads = parts.scheme in ("https", "http") and has_port and _can_be_looked_up(parts.hostname or "")
-    return parts if leads and url.isprintable() and " " not in url else None
-
-
-def _can_be_looked_up(host: str) -> bool:
-    """Return whether a host is ASCII, and of the length that name servers take (RFC 1035)."""
-    labels = host.removesuffix(".").split(".")
-    return host.isascii() and len(host) <= _LONGEST_HOST and all(0 < len(each) <= _LONGEST_LABEL for each in labels)
-
-
-def _wanted(url: str, without: str = "spaces and control characters") -> str:
-    """Return what is accepted in the place of a URL, with the ASCII form of its host if it has one."""
-    here = ""
-    with contextlib.suppress(ValueError):  # no URL, or no host that has such a form
-        host = urlsplit(url).hostname or ""
-        name = host.encode("idna").decode()
-        if not host.isascii() and name.encode().decode("idna") == host:  # the codec makes ß another letter
-            here = f" (here {name})"
-    lengths = f"with 1 to {_LONGEST_LABEL} characters between its dots"
-    return f"an https:// URL with a host in ASCII{here}, {lengths}, and without {without}"
+    return parts if parts.scheme in ("https", "http") and parts.hostname and has_port else None
