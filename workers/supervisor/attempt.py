@@ -277,8 +277,7 @@ class _PartRun:
         if self._cause.is_lost and outcome.status != "succeeded":
             return
         try:
-            if outcome.status == "succeeded":
-                await self._uploader.tell_of_result(outcome.result)
+            await self._uploader.tell_of_result(outcome.result if outcome.status == "succeeded" else None)
             await retry_until(self._settings.report_within_s, self._store.attempts.finish, self._claim.ref, outcome)
         except Superseded as refusal:
             logger.info("the reported end was refused: %s", refusal)

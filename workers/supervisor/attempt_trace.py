@@ -99,7 +99,7 @@ class AttemptTrace:
                 self._enter(str(event["name"]), rank, float(event["start"]), float(event["end"]), {})
             case "metric":
                 step = int(event["step"])
-                if step > self._steps.get(rank, -1):  # further metrics of a step follow its own
+                if step != self._steps.get(rank):  # further metrics of a step follow its own
                     self._enter("step", rank, self._last.get(rank, self.began_s), at, {"step": step})
                     self._steps[rank] = step
                 self._last[rank] = at
