@@ -72,7 +72,8 @@ def test_a_parent_is_judged_by_its_jobs(client: TestClient, ann: dict[str, str])
     """A chain has no time limit, and a parent is never queued; what its jobs may not have is still refused."""
     limit(client, queued_jobs=2, longest_time_s=60)
     jobs = {"first": {**TRAIN, "timeout_s": 60}, "second": {**TRAIN, "timeout_s": 61}}
-    assert client.post("/v1/jobs", json={"kind": "chain", "jobs": jobs}, headers=ann).status_code == 422
+    (error,) = client.post("/v1/jobs", json={"kind": "chain", "jobs": jobs}, headers=ann).json()["errors"]
+    assert (error["path"], error["got"]) == ("jobs.second.timeout_s", 61)
     jobs["second"]["timeout_s"] = 60
     assert client.post("/v1/jobs", json={"kind": "chain", "jobs": jobs}, headers=ann).status_code == 201
     limit(client, queued_jobs=4)

@@ -68,8 +68,8 @@ def test_a_failure_uses_a_retry_and_a_reported_loss_does_not(store: Store, world
 
 @pytest.fixture(params=[False, True], ids=["queued", "placed again"])
 def lost(request: pytest.FixtureRequest, store: Store, world: World) -> AttemptRef:
-    """A part that was given up for lost on a host of two slots, after its first batch of events; in one case it was placed
-    again, and nobody began.
+    """A part that was given up for lost on a host of two slots, after its first batch of events; in one case it was
+    placed again, and nobody began.
     """
     store.hosts.beat(HostReport("a", "a.example", cpu_slots=2))
     job = world.submit()
