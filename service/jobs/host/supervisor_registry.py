@@ -5,6 +5,7 @@ ones.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -64,16 +65,17 @@ class SupervisorRegistry:
         """
         me, keeper = Process.of(os.getpid()), Process.of(keeper_pid)
         path = self._path(ref.job_id, ref.attempt)
-        if me is None or keeper is None or ((known := _read(path)) and known.alive):
-            yield False
-            return
         self._folder.mkdir(parents=True, exist_ok=True)
-        entry = SupervisedAttempt(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch))
-        atomic_write(path, json.dumps(asdict(entry)).encode())
+        with self._locked():
+            known, entry = _read(path), None
+            if me is not None and keeper is not None and not (known and known.alive):
+                entry = SupervisedAttempt(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch))
+                _write(path, entry)
         try:
-            yield True
+            yield entry is not None
         finally:
-            path.unlink(missing_ok=True)
+            if entry is not None:
+                self._remove(path, entry)
 
     def live(self) -> tuple[str, ...]:
         """Return names of the attempts that still have processes; clear away the leftovers of dead supervisors."""
@@ -83,8 +85,22 @@ class SupervisorRegistry:
                 names.append(entry.name)
             else:
                 remove_tree(Path(entry.scratch))
-                path.unlink(missing_ok=True)
+                self._remove(path, entry)
         return tuple(names)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock under which entries are read and changed."""
+        with (self._folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _remove(self, path: Path, entry: SupervisedAttempt) -> None:
+        """Remove an entry, unless another supervisor's took its place."""
+        with contextlib.suppress(FileNotFoundError), self._locked():
+            known = _read(path)
+            if known is not None and known.supervisor == entry.supervisor:
+                path.unlink()
 
     def note_heartbeat(self) -> None:
         """Touch the file ``heartbeat``, whose age shows those who watch this host that its worker reports."""
@@ -132,6 +148,10 @@ def _running(pids: Iterable[int]) -> Iterator[psutil.Process]:
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             yield psutil.Process(pid)
+
+
+def _write(path: Path, entry: SupervisedAttempt) -> None:
+    atomic_write(path, json.dumps(asdict(entry)).encode())
 
 
 def _read(path: Path) -> SupervisedAttempt | None:
