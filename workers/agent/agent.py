@@ -262,7 +262,6 @@ class Agent:
         self._registry.note_heartbeat()
         for ref in reply.kill:
             with log_fields(job=ref.job_id, attempt=ref.attempt):
-                logger.warning("ending %s, which is no longer current", ref)
                 self._registry.kill(ref)
         self._supervisors.tend()
         self._store.counts.add(self._meter)

@@ -152,7 +152,6 @@ class _HostOfAllocation:
             try:
                 reply = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
                 for ref in reply.kill:
-                    logger.warning("ending %s, which is no longer current", ref)
                     self._registry.kill(ref)
                 pause_s = self._settings.heartbeat_s / _BEATS_PER_LIFE
             except StoreUnavailable as outage:

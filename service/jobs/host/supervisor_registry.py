@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -20,6 +20,10 @@ import psutil
 from service.jobs.files import atomic_write, remove_tree, set_aside
 from service.jobs.host.processes import Process, born_with, end_tree
 from service.jobs.records import AttemptRef
+from service.linux import uptime
+
+_REPORTS_WITHIN_S = 1200.0
+"""Seconds that a supervisor has for its report, and to tidy and end after it, before it may be killed."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,13 @@ class SupervisedAttempt:
     supervisor: Process
     keeper: Process
     scratch: str
+    reports_since: float | None = None
+    """The time (:func:`service.linux.uptime`) when nothing of the part was left but to report its end and to tidy."""
+
+    @property
+    def ends_by_itself(self) -> bool:
+        since = self.reports_since
+        return since is not None and self.supervisor.alive and uptime() - since < _REPORTS_WITHIN_S
 
     @property
     def alive(self) -> bool:
@@ -76,6 +87,16 @@ class SupervisorRegistry:
         finally:
             if entry is not None:
                 self._remove(path, entry)
+
+    def note_report(self, ref: AttemptRef) -> None:
+        """Note that the calling supervisor begins to report the end of its part. From then on :meth:`kill` spares it,
+        unless it hangs: with its report, the part is no longer current.
+        """
+        path = self._path(ref.job_id, ref.attempt)
+        with contextlib.suppress(OSError), self._locked():
+            entry = _read(path)
+            if entry is not None and entry.supervisor == Process.of(os.getpid()):
+                _write(path, replace(entry, reports_since=uptime()))
 
     def live(self) -> tuple[str, ...]:
         """Return names of the attempts that still have processes; clear away the leftovers of dead supervisors."""
@@ -124,15 +145,18 @@ class SupervisorRegistry:
         psutil.wait_procs(alive, timeout=report_within_s)
 
     def kill(self, ref: AttemptRef) -> None:
-        """End a supervisor at once; its keeper ends the group. A keeper that still lives at the next call
-        cannot do that, for example because it is stopped: then this ends the group, and the keeper last, so
-        that no process escapes.
+        """End the supervisor of a part that is no longer current, at once unless it reports its end; its keeper ends
+        the group. A keeper that still lives at the next call cannot do that, for example because it is stopped: then
+        this ends the group, and the keeper last, so that no process escapes.
         """
         entry = _read(self._path(ref.job_id, ref.attempt))
-        if entry is not None and entry.supervisor.alive:
+        if entry is None or entry.ends_by_itself:
+            return
+        logger.warning("ending %s, which is no longer current", ref)
+        if entry.supervisor.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(entry.supervisor.pid, signal.SIGKILL)
-        elif entry is not None and entry.keeper.alive:
+        elif entry.keeper.alive:
             end_tree(entry.keeper.pid)
 
     def _entries(self) -> Iterator[tuple[Path, SupervisedAttempt]]:
@@ -165,7 +189,7 @@ def _read(path: Path) -> SupervisedAttempt | None:
     try:
         fields = json.loads(text)
         supervisor, keeper = Process(**fields["supervisor"]), Process(**fields["keeper"])
-        return SupervisedAttempt(fields["name"], supervisor, keeper, fields["scratch"])
+        return SupervisedAttempt(fields["name"], supervisor, keeper, fields["scratch"], fields.get("reports_since"))
     except (ValueError, KeyError, TypeError):
         logger.warning("set aside %s, which is not a supervisor's entry: %.80r", set_aside(path), text)
         return None

@@ -21,6 +21,7 @@ from service.jobs.events import OddWord, log_file, newest_logged, recorded
 from service.jobs.files import JobPaths, UnsafePathError, atomic_write
 from service.jobs.host import Process, SupervisorRegistry, supervisor_registry
 from service.jobs.records import AttemptRef
+from service.linux import uptime
 from workers.supervisor import attempt_folder
 from workers.supervisor.attempt_folder import open_attempt, read_result
 from workers.supervisor.logs import GrowingFile, RankLog
@@ -166,6 +167,21 @@ def test_of_two_supervisors_at_once_one_is_entered_and_stays_when_the_other_leav
     for thread in threads:
         thread.join()
     assert seen == [(True, ("job_1:1",))]
+
+
+def test_a_supervisor_that_reports_its_end_is_spared_unless_it_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    registry = SupervisorRegistry(tmp_path)
+    with registry.entered(REF, os.getpid(), tmp_path / "scratch"):
+        registry.note_report(REF)
+        registry.kill(REF)
+        assert (registry.live(), killed) == (("job_1:1",), [])
+        monkeypatch.setattr(supervisor_registry, "uptime", lambda: uptime() + 3600)
+        registry.kill(REF)
+        assert killed == [os.getpid()]
 
 
 def test_an_entry_of_the_dead_is_cleared_with_its_scratch(tmp_path: Path) -> None:
