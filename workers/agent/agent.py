@@ -312,7 +312,7 @@ class Agent:
         for path in self._store.files.delete_abandoned():
             logger.info("deleted %s, an upload that was never finished", path)
         for desk in self._desks:
-            desk.delete_old_logs()
+            desk.delete_leftovers(self._settings.layout)
         most = self._settings.max_cache_bytes
         for path in (*trim(self._settings.layout.cache, most), *trim(compiled_caches(), most, of_owners=True)):
             logger.info("deleted %s, the entry unused for the longest time", path)
