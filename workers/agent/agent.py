@@ -265,7 +265,8 @@ class Agent:
                 self._registry.kill(ref)
         self._supervisors.tend()
         self._store.counts.add(self._meter)
-        self._fleet = max(1, sum(host.alive for host in self._store.hosts.list()))
+        # Hosts of allocations do no chores.
+        self._fleet = max(1, sum(host.alive and host.allocation is None for host in self._store.hosts.list()))
 
     def _wait_for_news(self) -> None:
         """Wait until there may be work to hand out, or this worker stops."""
