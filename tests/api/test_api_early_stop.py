@@ -86,6 +86,12 @@ def test_a_judgement_outlives_the_attempt_and_a_repeated_step_counts_once(client
     assert "number 2 of 3" in judge(worker.store)[third]
     client.post(f"/v1/jobs/{bad}/cancel")
     assert worker.store.attempts.renew(again) == "stop"
+    worker.store.attempts.finish(again, PartOutcome("stopped"))
+    client.post(f"/v1/jobs/{bad}/retry")
+    retried = worker.start(bad)
+    assert worker.store.attempts.renew(retried) == "run"
+    evaluate(worker, retried, s2=0.5, s4=3.0)
+    judge(worker.store)
 
 
 def test_a_failed_job_is_no_competitor(client: TestClient, worker: Worker, store: Store) -> None:

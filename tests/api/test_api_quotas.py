@@ -68,6 +68,21 @@ def test_a_retried_sweep_counts_all_its_jobs(client: TestClient, ann: dict[str, 
     assert client.post(f"/v1/jobs/{sweep}/retry", headers=ann).status_code == 202
 
 
+def test_a_parent_is_judged_by_its_jobs(client: TestClient, ann: dict[str, str]) -> None:
+    """A chain has no time limit, and a parent is never queued; what its jobs may not have is still refused."""
+    limit(client, queued_jobs=2, longest_time_s=60)
+    jobs = {"first": {**TRAIN, "timeout_s": 60}, "second": {**TRAIN, "timeout_s": 61}}
+    (error,) = client.post("/v1/jobs", json={"kind": "chain", "jobs": jobs}, headers=ann).json()["errors"]
+    assert (error["path"], error["got"]) == ("jobs.second.timeout_s", 61)
+    jobs["second"]["timeout_s"] = 60
+    assert client.post("/v1/jobs", json={"kind": "chain", "jobs": jobs}, headers=ann).status_code == 201
+    limit(client, queued_jobs=4)
+    sweep = {**TRAIN, "sweep": {"grid": {"timeout_s": [30, 60]}}}
+    assert client.post("/v1/jobs", json=sweep, headers=ann).status_code == 201
+    limit(client, queued_jobs=5)
+    assert client.post("/v1/jobs", json=sweep, headers=ann).status_code == 429
+
+
 def test_a_batch_counts_as_a_whole(client: TestClient, ann: dict[str, str]) -> None:
     limit(client, queued_jobs=2)
     assert client.post("/v1/jobs:batch", json={"jobs": [TRAIN] * 3}, headers=ann).status_code == 429

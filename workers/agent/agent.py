@@ -272,11 +272,11 @@ class Agent:
         self._registry.note_heartbeat()
         for ref in reply.kill:
             with log_fields(job=ref.job_id, attempt=ref.attempt):
-                logger.warning("ending %s, which is no longer current", ref)
                 self._registry.kill(ref)
         self._supervisors.tend()
         self._store.counts.add(self._meter)
-        self._fleet = max(1, sum(host.alive for host in self._store.hosts.list()))
+        # Hosts of allocations do no chores.
+        self._fleet = max(1, sum(host.alive and host.allocation is None for host in self._store.hosts.list()))
 
     def _wait_for_news(self) -> None:
         """Wait until there may be work to hand out, or this worker stops."""
@@ -323,7 +323,7 @@ class Agent:
         for path in self._store.files.delete_abandoned():
             logger.info("deleted %s, an upload that was never finished", path)
         for desk in self._desks:
-            desk.delete_old_logs()
+            desk.delete_leftovers(self._settings.layout)
         most = self._settings.max_cache_bytes
         for path in (*trim(self._settings.layout.cache, most), *trim(compiled_caches(), most, of_owners=True)):
             logger.info("deleted %s, the entry unused for the longest time", path)

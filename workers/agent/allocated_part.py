@@ -32,6 +32,7 @@ from workers.supervisor.settings import SupervisorOrder
 
 _LOOK_S = 0.05
 _BEATS_PER_LIFE = 5
+_OUTAGE_S = 0.5
 _REPORT_WITHIN_S = 10.0
 
 logger = logging.getLogger(__name__)
@@ -152,12 +153,14 @@ class _HostOfAllocation:
             try:
                 reply = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
                 for ref in reply.kill:
-                    logger.warning("ending %s, which is no longer current", ref)
                     self._registry.kill(ref)
                 pause_s = self._settings.heartbeat_s / _BEATS_PER_LIFE
             except StoreUnavailable as outage:
                 logger.warning("no heartbeat: %s", outage)
-                pause_s = 0.5
+                pause_s = _OUTAGE_S
+            except Exception:
+                logger.exception("the heartbeat failed")
+                pause_s = _OUTAGE_S
 
     def _leave(self) -> None:
         sign_off(self._store, self._report.name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from service.jobs.files import DataLayout
+from service.jobs.files import DataLayout, remove_tree
 from service.jobs.spec.common import TERMINAL
 from service.jobs.store import KnownJob, PendingLaunch, Store
 from workers.launchers import AllocationRequest, Booking, Launcher, LauncherUnavailable
@@ -23,7 +23,7 @@ from workers.launchers import AllocationRequest, Booking, Launcher, LauncherUnav
 PROGRAM = "workers.agent.allocated_host"
 _HOLD_S = 15.0
 _DESCRIBED_S = 15.0
-_LOGS_KEPT_S = 7 * 86_400.0
+_LOGS_KEPT_S, _FOLDERS_KEPT_S = 7 * 86_400.0, 86_400.0
 _AT_ONCE = 20
 """Most requests in one look, since allocations are not compared meanwhile."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -165,11 +165,16 @@ class LauncherDesk:
             reasons[job.job_id] = self._request(job, time.monotonic())
         self._store.launching.tell(self.name, reasons)
 
-    def delete_old_logs(self) -> None:
-        """Delete old output of hosts of allocations."""
+    def delete_leftovers(self, data: DataLayout) -> None:
+        """Delete old output of hosts of allocations, and the folders of those that were killed."""
         for path in self._folder.glob("*.log"):
             if time.time() - path.stat().st_mtime > _LOGS_KEPT_S:
                 path.unlink(missing_ok=True)
+        known = {host.name for host in self._store.hosts.list()}
+        for folder in data.hosts.glob(f"{self.name}-*"):
+            is_of_worker = (folder / "heartbeat").exists()
+            if folder.name not in known and not is_of_worker and time.time() - folder.stat().st_mtime > _FOLDERS_KEPT_S:
+                remove_tree(folder)
 
     def _take_back(self, allocations: Sequence[Booking]) -> str:
         """Cancel useless allocations; return the scheduler's words if it did not. That delays no other job."""

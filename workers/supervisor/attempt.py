@@ -17,6 +17,7 @@ import orjson
 
 from service.jobs.events import RECORDED_ONLY, ArtifactEvent, Event, host_file
 from service.jobs.files import DataLayout, Folder
+from service.jobs.host import SupervisorRegistry
 from service.jobs.records import Artifact, Claim, EndEarly, Superseded
 from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.store import Store, StoreUnavailable
@@ -276,6 +277,8 @@ class _PartRun:
             await let_a_killer_finish(self._settings)
         if self._cause.is_lost and outcome.status != "succeeded":
             return
+        registry = SupervisorRegistry(self._layout.host(self._order.host))
+        await asyncio.to_thread(registry.note_report, self._claim.ref)
         try:
             await self._uploader.tell_of_result(outcome.result if outcome.status == "succeeded" else None)
             await retry_until(self._settings.report_within_s, self._store.attempts.finish, self._claim.ref, outcome)

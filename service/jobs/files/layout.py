@@ -57,6 +57,8 @@ class DataLayout:
     """The file with the URL of the API that has the socket."""
     files = Below("files")
     """Uploaded files by content hash."""
+    hosts = Below("hosts")
+    """A folder for each host's worker."""
     uploads_lock = Below("uploads.lock")
     """The file that is locked while the content of an upload is added or removed."""
     tensorboard = Below("tensorboard")
@@ -79,7 +81,7 @@ class DataLayout:
 
     def host(self, name: str) -> Path:
         """Return the folder of one host's worker: which attempts it supervises, the log of its supervisors."""
-        return self.root / "hosts" / name
+        return self.hosts / name
 
     def launcher(self, name: str) -> Path:
         """Return the folder of a launcher: the messages to its hosts, which are private, and their output."""

@@ -5,13 +5,14 @@ ones.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,10 @@ import psutil
 from service.jobs.files import atomic_write, remove_tree, set_aside
 from service.jobs.host.processes import Process, born_with, end_tree, send_to_each
 from service.jobs.records import AttemptRef
+from service.linux import uptime
+
+_REPORTS_WITHIN_S = 1200.0
+"""Seconds that a supervisor has for its report, and to tidy and end after it, before it may be killed."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +39,13 @@ class SupervisedAttempt:
     supervisor: Process
     keeper: Process
     scratch: str
+    reports_since: float | None = None
+    """The time (:func:`service.linux.uptime`) when nothing of the part was left but to report its end and to tidy."""
+
+    @property
+    def ends_by_itself(self) -> bool:
+        since = self.reports_since
+        return since is not None and self.supervisor.alive and uptime() - since < _REPORTS_WITHIN_S
 
     @property
     def alive(self) -> bool:
@@ -62,16 +74,27 @@ class SupervisorRegistry:
         """
         me, keeper = Process.of(os.getpid()), Process.of(keeper_pid)
         path = self._path(ref.job_id, ref.attempt)
-        if me is None or keeper is None or ((known := _read(path)) and known.alive):
-            yield False
-            return
         self._folder.mkdir(parents=True, exist_ok=True)
-        entry = SupervisedAttempt(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch))
-        atomic_write(path, json.dumps(asdict(entry)).encode())
+        with self._locked():
+            known, entry = _read(path), None
+            if me is not None and keeper is not None and not (known and known.alive):
+                entry = SupervisedAttempt(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch))
+                _write(path, entry)
         try:
-            yield True
+            yield entry is not None
         finally:
-            path.unlink(missing_ok=True)
+            if entry is not None:
+                self._remove(path, entry)
+
+    def note_report(self, ref: AttemptRef) -> None:
+        """Note that the calling supervisor begins to report the end of its part. From then on :meth:`kill` spares it,
+        unless it hangs: with its report, the part is no longer current.
+        """
+        path = self._path(ref.job_id, ref.attempt)
+        with contextlib.suppress(OSError), self._locked():
+            entry = _read(path)
+            if entry is not None and entry.supervisor == Process.of(os.getpid()):
+                _write(path, replace(entry, reports_since=uptime()))
 
     def live(self) -> tuple[str, ...]:
         """Return names of the attempts that still have processes; clear away the leftovers of dead supervisors."""
@@ -81,8 +104,22 @@ class SupervisorRegistry:
                 names.append(entry.name)
             else:
                 remove_tree(Path(entry.scratch))
-                path.unlink(missing_ok=True)
+                self._remove(path, entry)
         return tuple(names)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock under which entries are read and changed."""
+        with (self._folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _remove(self, path: Path, entry: SupervisedAttempt) -> None:
+        """Remove an entry, unless another supervisor's took its place."""
+        with contextlib.suppress(FileNotFoundError), self._locked():
+            known = _read(path)
+            if known is not None and known.supervisor == entry.supervisor:
+                path.unlink()
 
     def note_heartbeat(self) -> None:
         """Touch the file ``heartbeat``, whose age shows those who watch this host that its worker reports."""
@@ -102,15 +139,18 @@ class SupervisorRegistry:
         psutil.wait_procs(alive, timeout=report_within_s)
 
     def kill(self, ref: AttemptRef) -> None:
-        """End a supervisor at once; its keeper ends the group. A keeper that still lives at the next call
-        cannot do that, for example because it is stopped: then this ends the group, and the keeper last, so
-        that no process escapes.
+        """End the supervisor of a part that is no longer current, at once unless it reports its end; its keeper ends
+        the group. A keeper that still lives at the next call cannot do that, for example because it is stopped: then
+        this ends the group, and the keeper last, so that no process escapes.
         """
         entry = _read(self._path(ref.job_id, ref.attempt))
-        if entry is not None and entry.supervisor.alive:
+        if entry is None or entry.ends_by_itself:
+            return
+        logger.warning("ending %s, which is no longer current", ref)
+        if entry.supervisor.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(entry.supervisor.pid, signal.SIGKILL)
-        elif entry is not None and entry.keeper.alive:
+        elif entry.keeper.alive:
             end_tree(entry.keeper.pid)
 
     def _entries(self) -> Iterator[tuple[Path, SupervisedAttempt]]:
@@ -128,6 +168,10 @@ def _running(pids: Iterable[int]) -> Iterator[psutil.Process]:
             yield psutil.Process(pid)
 
 
+def _write(path: Path, entry: SupervisedAttempt) -> None:
+    atomic_write(path, json.dumps(asdict(entry)).encode())
+
+
 def _read(path: Path) -> SupervisedAttempt | None:
     """Return the entry, or None when it is gone or torn. A loss of power can tear a file, but no process outlives
     one, so an entry that cannot be read has nothing left to supervise: it is set aside.
@@ -139,7 +183,7 @@ def _read(path: Path) -> SupervisedAttempt | None:
     try:
         fields = json.loads(text)
         supervisor, keeper = Process(**fields["supervisor"]), Process(**fields["keeper"])
-        return SupervisedAttempt(fields["name"], supervisor, keeper, fields["scratch"])
+        return SupervisedAttempt(fields["name"], supervisor, keeper, fields["scratch"], fields.get("reports_since"))
     except (ValueError, KeyError, TypeError):
         logger.warning("set aside %s, which is not a supervisor's entry: %.80r", set_aside(path), text)
         return None

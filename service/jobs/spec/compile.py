@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.common import CommonSpec, Dependency, Strict, disagreement
@@ -89,9 +89,18 @@ class CompileSpec(CommonSpec):
 
     @property
     def permitted(self) -> Tolerance:
-        """Return the spec's tolerance, or by default a wider one for arithmetic coarser than float32's."""
+        """Return the tolerance that was given, or by default a wider one for arithmetic coarser than float32's."""
         coarse = self.precision.param != "fp32" or self.precision.float8
-        return Tolerance(absolute=1e-3, ratio=3) if coarse and not self._says("tolerance") else self.tolerance
+        given = "tolerance" in self.model_fields_set
+        return Tolerance(absolute=1e-3, ratio=3) if coarse and not given else self.tolerance
+
+    @model_serializer(mode="wrap")
+    def _write_tolerance_if_given(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a tolerance that was not given, so that a reader knows."""
+        written: dict[str, Any] = write(self)
+        if "tolerance" not in self.model_fields_set:
+            written.pop("tolerance", None)
+        return written
 
     @property
     def stages(self) -> int:

@@ -26,7 +26,7 @@ from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import PROJECTS, UPLOAD_HOLDERS, UPLOADS
 
 _CHUNK = 1 << 20
-_DRAFT = "upload-"
+_DRAFT, _NOT_ENTERED = "upload-", "not-entered-"
 _KEPT_FREE, _KEPT_SHARE = 1 << 26, 0.05
 """Bytes of the disk that uploads leave free, or a share of a small disk."""
 _LOOK_EVERY = 1 << 24
@@ -107,20 +107,19 @@ class FileWriter:
             owner=self._uploader.owner,
             created_at=decode.now(),
         )
-        final = self._data.file(stored.id)
+        final, mark = self._data.file(stored.id), self._data.files / f"{_NOT_ENTERED}{stored.id}"
         with _lock_uploads(self._data):
+            mark.touch()  # it stays if what follows fails, and expiry then deletes the content
             final.parent.mkdir(exist_ok=True)
-            was_there = final.exists()
             self._temporary.replace(final)
             if self._objects is not None:
                 with final.open("rb") as file:
                     put_upload(self._objects, file)
             entry = stubs.add_upload(self._client, stored.project, stored.id, stored.model_dump_json())
             if not entry:
-                if not was_there:
-                    final.unlink()
-                    if self._objects is not None and not self._client.call("SMEMBERS", UPLOAD_HOLDERS(stored.id)):
-                        self._objects.remove(upload_path(stored.id))
+                _delete_unheld(self._client, self._data, self._objects, stored.id)
+            mark.unlink()
+            if not entry:
                 raise OverQuota(self._over(stored))
         return StoredFile.model_validate_json(entry)
 
@@ -145,6 +144,14 @@ class FileWriter:
 
 def _held(client: BrokerClient, project: str) -> list[StoredFile]:
     return [StoredFile.model_validate_json(text) for text in client.call("HVALS", UPLOADS(project))]
+
+
+def _delete_unheld(client: BrokerClient, data: DataLayout, objects: ObjectStore | None, file_id: str) -> None:
+    """Delete the content of an upload, unless a project has it."""
+    if not client.call("SMEMBERS", UPLOAD_HOLDERS(file_id)):
+        data.file(file_id).unlink(missing_ok=True)
+        if objects is not None:
+            objects.remove(upload_path(file_id))
 
 
 @contextlib.contextmanager
@@ -250,8 +257,12 @@ class Files:
 
     def expire(self, most: int = 100) -> int:
         """Delete uploads unused for ``keep_days``, at most so many; return how many. An upload that an
-        unfinished job names counts as used.
+        unfinished job names counts as used. Contents go too whose upload failed before any project had them.
         """
+        for mark in self.data.files.glob(f"{_NOT_ENTERED}*"):
+            with _lock_uploads(self.data):
+                _delete_unheld(self.client, self.data, self.objects, mark.name.removeprefix(_NOT_ENTERED))
+                mark.unlink(missing_ok=True)
         if self.keep_days is None:
             return 0
         before_ms = round((time.time() - self.keep_days * _DAY_S) * 1000)
@@ -268,6 +279,4 @@ class Files:
             raise NotFound(f"there is no file {file_id}")
         with _lock_uploads(self.data):
             if stubs.forget_upload(self.client, project, file_id, before_ms):
-                self.data.file(file_id).unlink(missing_ok=True)
-                if self.objects is not None:
-                    self.objects.remove(upload_path(file_id))
+                _delete_unheld(self.client, self.data, self.objects, file_id)

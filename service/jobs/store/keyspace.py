@@ -51,7 +51,7 @@ JOB = Key("job", "job:{}", "HASH: the record of a job")
 JOB_EVENTS = Key("job_events", "job:{}:events", "STREAM: t=type, d=JSON, capped")
 JOB_ARTIFACTS = Key("job_artifacts", "job:{}:artifacts", "HASH: name → JSON")
 JOB_PARTS = Key("job_parts", "job:{}:parts", "HASH: host → status of its part of the current attempt")
-JOB_BATCHES = Key("job_batches", "job:{}:batches", "HASH: host → number of its newest batch of events in this attempt")
+JOB_BATCHES = Key("job_batches", "job:{}:batches", "HASH: host → number of its newest batch of events since its claim")
 JOB_WAITS = Key("job_waits", "job:{}:waits", "SET: jobs that must succeed before this one is pending")
 JOB_DEPENDENTS = Key(
     "job_dependents", "job:{}:dependents", "ZSET: unfinished jobs that need this one; score 1 while they wait for it"

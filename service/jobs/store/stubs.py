@@ -24,8 +24,8 @@ def submit(*, limits: str, entries: str) -> list[Outcome]:
 
 
 @script("submit_sweep", "api")
-def submit_sweep(*, limits: str, parent: str, children: str, asked: str) -> tuple[str, str, str]:
-    """Accept a sweep with its jobs, or nothing; return the outcome of its parent."""
+def submit_sweep(*, limits: str, parent: str, children: str, asked: str) -> tuple[str, str, str, int]:
+    """Accept a sweep with its jobs, or nothing; return the outcome, and which of them was refused, 0 for the parent."""
 
 
 @script("get", "api", "host")

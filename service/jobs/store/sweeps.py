@@ -18,6 +18,7 @@ from service.jobs.store.jobs import Jobs, other_body
 from service.jobs.store.late_refusals import LATE_REFUSALS, refuse_over_quota
 from service.jobs.store.submission import Submission
 from service.jobs.submission.chains import ChainedJob, is_stand_in
+from service.jobs.submission.request import joined
 from service.jobs.submission.sweeps import Parameters
 
 _RULE: TypeAdapter[StoppingRule] = TypeAdapter(AnyRule)
@@ -44,18 +45,24 @@ class Sweeps:
         asked = {} if best is None else {"metric": best.metric, "mode": best.mode}
         if rule is not None:
             asked |= {"rule": rule.model_dump_json(), "follows": rule.metric}
-        return self._accept(parent, entries, asked)
+        return self._accept(parent, entries, [(spec, parent.path) for _, spec in children], asked)
 
     def accept_chain(self, parent: Submission, chain: Sequence[ChainedJob]) -> tuple[Job, bool]:
         """Accept a chain that was checked, each job behind those that it needs, like :meth:`accept`."""
         specs = [each.spec for each in chain]
         submissions = self.jobs.batch(specs, parent.owner, project=parent.project)
-        return self._accept(parent, [_link(*pair) for pair in zip(submissions, chain, strict=True)])
+        entries = [_link(*pair) for pair in zip(submissions, chain, strict=True)]
+        return self._accept(parent, entries, [(each.spec, joined(parent.path, f"jobs.{each.name}")) for each in chain])
 
     def _accept(
-        self, parent: Submission, children: Sequence[dict[str, object]], asked: Mapping[str, str] = MappingProxyType({})
+        self,
+        parent: Submission,
+        children: Sequence[dict[str, object]],
+        places: Sequence[tuple[CommonSpec, str]],
+        asked: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[Job, bool]:
-        outcome, job_id, state = stubs.submit_sweep(
+        """Accept entries of jobs, whose specs are at these places of the request."""
+        outcome, job_id, state, refused = stubs.submit_sweep(
             self.client,
             limits=self.limits.script_argument,
             parent=json_of(_without_devices(parent)),
@@ -66,7 +73,8 @@ class Sweeps:
             raise other_body(job_id)
         refuse_over_quota(self.client, outcome, job_id, state)
         if outcome in LATE_REFUSALS:
-            raise Rejected([LATE_REFUSALS[outcome](parent.spec, parent.path, job_id, state)])
+            spec, place = ((parent.spec, parent.path), *places)[refused]
+            raise Rejected([LATE_REFUSALS[outcome](spec, place, job_id, state)])
         return self.jobs.get(job_id), outcome == "created"
 
     def stop_early(self) -> tuple[str, Sequence[StoppedJob]] | None:

@@ -10,11 +10,11 @@ import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lanes import examples
-from store_builders import DONE, LIMITS, submit_for
+from store_builders import DONE, LIMITS, submit_for, train
 
 from service.jobs.files import DataLayout
 from service.jobs.queue.fair_share import Use
-from service.jobs.records import AttemptRef, Rejected
+from service.jobs.records import AttemptRef, Conflict, Rejected
 from service.jobs.store import HostReport, Store, stubs
 from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, PLACEMENT_IDLE, USES
 
@@ -57,6 +57,27 @@ def test_who_used_less_is_next_until_it_is_forgotten(fair: Store, redis: redis_p
     host(fair, 1)
     assert fair.attempts.place() == [older]
     assert {third, fourth} == {line.job for line in fair.queue.page().items}
+
+
+def test_a_project_that_goes_leaves_no_use_and_goes_only_when_it_holds_nothing(
+    fair: Store, redis: redis_py.Redis
+) -> None:
+    fair.projects.create("speech")
+    host(fair, 1)
+    job = submit_for(fair, "speech", spec=train().model_dump_json(by_alias=True))
+    fair.attempts.place()
+    fair.attempts.claim(ref := AttemptRef(job, 1, "a"), "one")
+    redis.hincrby(CLOCK(), "now", 600_000)
+    fair.jobs.cancel(job)
+    redis.zadd(LEASES(), {str(ref): 1})
+    fair.attempts.reap()
+    fair.jobs.delete(job)
+    with pytest.raises(Conflict, match="holds 1 devices"):
+        fair.projects.delete("speech")
+    host(fair, 1)
+    assert redis.hexists(USES(), "speech")
+    fair.projects.delete("speech")
+    assert not redis.hexists(USES(), "speech")
 
 
 def test_a_weight_lets_a_project_use_more(fair: Store) -> None:

@@ -16,7 +16,7 @@ from store_builders import LIMITS, World
 
 from service.jobs.files import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Conflict, NotFound
-from service.jobs.store import Store, StoreLimits, TooLarge
+from service.jobs.store import Store, StoreLimits, StoreUnavailable, TooLarge, stubs
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.keyspace import JOB_ARTIFACTS
 
@@ -59,6 +59,21 @@ def test_a_writer_without_commit_keeps_nothing(store: Store, data: DataLayout) -
     with store.files.writer() as writer:
         writer.write(b"some")
     assert on_disk(data) == []
+
+
+def test_what_could_not_be_entered_is_kept_only_until_uploads_expire(
+    store: Store, data: DataLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> str:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stubs, "add_upload", away)
+        with pytest.raises(StoreUnavailable):
+            store.files.add([b"lost"], "text/plain")
+    held = store.files.add([b"held"], "text/plain")
+    store.files.expire()
+    assert on_disk(data) == [data.file(held.id)]
 
 
 @pytest.mark.parametrize("name", ["file_" + "0" * 64, "file_1", "../../etc/passwd"])

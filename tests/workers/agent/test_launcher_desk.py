@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +16,8 @@ from hypothesis import strategies as st
 from worker_fleet import train_spec
 
 from service.jobs.files import DataLayout
-from service.jobs.store import KnownJob, PendingLaunch, Store
+from service.jobs.host import SupervisorRegistry
+from service.jobs.store import HostReport, KnownJob, PendingLaunch, Store
 from workers.agent.launching import LauncherDesk, Planner
 from workers.launchers import (
     AllocatedHost,
@@ -127,6 +131,28 @@ def test_a_scheduler_that_does_not_take_something_back_is_still_asked_for_other_
     assert store.jobs.get(job.id).reason == "waits for slurm, which calls it 2"
     assert "it does not let go of 1.0" in caplog.text
     store.close()
+
+
+def test_folders_of_killed_hosts_of_allocations_are_deleted(
+    broker: str, redis: redis_py.Redis, data: DataLayout, tmp_path: Path
+) -> None:
+    """Not those of hosts that the store knows, of other workers, or of late."""
+    with contextlib.closing(Store.connect(broker, data)) as store:
+        store.hosts.beat(HostReport("slurm-2-0", "b"))
+        for name, age_s in (
+            ("slurm-1-0", 1e5),
+            ("slurm-2-0", 1e5),
+            ("slurm-login", 1e5),
+            ("ray-1-0", 1e5),
+            ("slurm-3-0", 0),
+        ):
+            data.host(name).mkdir(parents=True)
+            if name == "slurm-login":
+                SupervisorRegistry(data.host(name)).note_heartbeat()
+            os.utime(data.host(name), (time.time() - age_s, time.time() - age_s))
+        launcher = StubbornLauncher(LauncherContext("someone", tmp_path, "", 10.0))
+        LauncherDesk("slurm", launcher, store, "login", folder=tmp_path, supervisor=[]).delete_leftovers(data)
+    assert sorted(path.name for path in data.hosts.iterdir()) == ["ray-1-0", "slurm-2-0", "slurm-3-0", "slurm-login"]
 
 
 def test_of_two_allocations_of_a_job_the_first_with_devices_is_kept() -> None:

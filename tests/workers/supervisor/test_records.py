@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.jobs.events import OddWord, log_file, newest_logged, recorded
-from service.jobs.files import JobPaths, UnsafePathError
-from service.jobs.host import Process, SupervisorRegistry
+from service.jobs.files import JobPaths, UnsafePathError, atomic_write
+from service.jobs.host import Process, SupervisorRegistry, supervisor_registry
 from service.jobs.records import AttemptRef
+from service.linux import uptime
 from workers.supervisor import attempt_folder
 from workers.supervisor.attempt_folder import open_attempt, read_result
 from workers.supervisor.logs import GrowingFile, RankLog
@@ -136,6 +139,49 @@ def test_an_entry_of_the_registry_lasts_as_long_as_its_block(tmp_path: Path) -> 
             assert not again
         assert registry.live() == ("job_1:1",)
     assert registry.live() == ()
+
+
+def test_of_two_supervisors_at_once_one_is_entered_and_stays_when_the_other_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_slowly(path: Path, content: bytes) -> None:
+        time.sleep(0.1)
+        atomic_write(path, content)
+
+    monkeypatch.setattr(supervisor_registry, "atomic_write", write_slowly)
+    registry = SupervisorRegistry(tmp_path)
+    both, seen = threading.Barrier(2, timeout=10), list[tuple[bool, tuple[str, ...]]]()
+
+    def enter() -> None:
+        with registry.entered(REF, os.getpid(), tmp_path / "scratch") as entered:
+            both.wait()
+            if entered:
+                both.wait()
+                seen.append((entered, registry.live()))
+        if not entered:
+            both.wait()
+
+    threads = [threading.Thread(target=enter) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [(True, ("job_1:1",))]
+
+
+def test_a_supervisor_that_reports_its_end_is_spared_unless_it_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    registry = SupervisorRegistry(tmp_path)
+    with registry.entered(REF, os.getpid(), tmp_path / "scratch"):
+        registry.note_report(REF)
+        registry.kill(REF)
+        assert (registry.live(), killed) == (("job_1:1",), [])
+        monkeypatch.setattr(supervisor_registry, "uptime", lambda: uptime() + 3600)
+        registry.kill(REF)
+        assert killed == [os.getpid()]
 
 
 def test_an_entry_of_the_dead_is_cleared_with_its_scratch(tmp_path: Path) -> None:

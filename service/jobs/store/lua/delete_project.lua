@@ -24,6 +24,11 @@ if jobs + uploads + keys + accounts + webhooks > 0 then
   return refuse("CONFLICT", "project " .. project .. " has " .. jobs .. " jobs, " .. uploads .. " uploads, " .. keys
     .. " keys, " .. accounts .. " accounts and " .. webhooks .. " webhooks; delete and revoke them first")
 end
+local held = string.match(redis.call("HGET", KEY.uses(), project) or "", "^%S+ (%d+) ") or "0"
+if held ~= "0" then
+  return refuse("CONFLICT", "project " .. project .. " holds " .. held .. " devices of attempts that were lost, until their "
+    .. "hosts say that these are gone")
+end
 for _, id in ipairs(redis.call("ZRANGE", KEY.jobs_by("visible:" .. project), 0, -1)) do
   stop_sharing(id, project)
 end
@@ -31,5 +36,6 @@ redis.call("HDEL", KEY.projects(), project)
 redis.call("HDEL", KEY.placement_quotas(), project)
 redis.call("HDEL", KEY.webhook_secrets(), project)
 redis.call("HDEL", KEY.weights(), project)
+redis.call("HDEL", KEY.uses(), project)
 redis.call("DEL", KEY.project_members(project), KEY.device_hours(project))
 return 1

@@ -3,16 +3,16 @@
 -- COST: 1,000 jobs at most, and for each its labels (32 at most) and the jobs needed (64 at most).
 -- USES: core jobs queue counts uploads quotas submission sweeps
 -- ARGV: limits: json, parent: json, children: json, asked: json
--- RETURNS: {"created"|"existing", id, ""}, or why nothing was written, as submit.lua says it
+-- RETURNS: {"created"|"existing", id, "", 0}, or why nothing was written, as submit.lua says it, and because of which
+-- job, 0 for the parent
 
-local outcome = outcome_of(parent)
-for _, child in ipairs(children) do
-  if outcome[1] ~= "created" then
-    return outcome
-  end
-  outcome = outcome_of(child)
+local outcome, judged = outcome_of(parent), 0
+while outcome[1] == "created" and judged < #children do
+  judged = judged + 1
+  outcome = outcome_of(children[judged])
 end
 if outcome[1] ~= "created" then
+  outcome[4] = judged
   return outcome
 end
 
@@ -37,4 +37,4 @@ for _, child in ipairs(children) do
   child.indexes[#child.indexes + 1] = "sweep:" .. sweep
   accept(child, limits)
 end
-return { "created", sweep, "" }
+return { "created", sweep, "", 0 }

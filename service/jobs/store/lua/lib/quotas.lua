@@ -22,15 +22,18 @@ end
 local accepted_together = {}
 
 -- The name of the quota that one more job would be over and how much it allows, or nil. Jobs that one call accepts count
--- together.
+-- together. The parent of a sweep or chain, which has no shape, neither waits nor runs: its jobs are judged instead.
 local function over_quota(project, record)
+  if not record.shape then
+    return nil
+  end
   local queued, highest = quota_of(project, "queued_jobs"), quota_of(project, "highest_priority")
   local longest, timeout = quota_of(project, "longest_time_s"), tonumber(record.timeout_s)
   local others = accepted_together[project] or 0
   accepted_together[project] = others + 1
   local devices = quota_of(project, "devices")
-  local ranks = record.shape and tonumber(string.match(record.shape, ":(%d+):"))
-  if devices and ranks and ranks > devices then
+  local ranks = tonumber(string.match(record.shape, ":(%d+):"))
+  if devices and ranks > devices then
     return "devices", devices
   elseif highest and tonumber(record.priority) > highest then
     return "highest_priority", highest

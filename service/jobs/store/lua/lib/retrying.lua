@@ -56,7 +56,8 @@ local function queue_again(id, cap)
   for _, file in ipairs(files_of(id)) do
     use_upload(project_of(id), file)
   end
-  redis.call("HDEL", KEY.job(id), "error", "result", "placement", "progress", "started_at", "ended_at")
+  -- Its sweep's rule judges it anew. An attempt that the service repeats still ends as the rule has said.
+  redis.call("HDEL", KEY.job(id), "error", "result", "placement", "progress", "started_at", "ended_at", "ends_early")
   redis.call("HSET", KEY.job(id), "queued_at", whole(now_ms()), "retries_used", 0, "lost_attempts", 0)
   redis.call("DEL", KEY.job_parts(id))
   if #depend(id, cjson.decode(field(id, "after"))) > 0 then
