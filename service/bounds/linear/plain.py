@@ -53,7 +53,7 @@ class Pass:
 
     @property
     def batch(self) -> int:
-        return len(self.like)
+        return self.like.shape[0]
 
     @property
     def device(self) -> torch.device:

@@ -22,6 +22,8 @@ from service.bounds.relaxation import Family, Relaxation
 class PiecewiseActivation(Activation):
     """An activation of two straight pieces that meet at 0."""
 
+    makes_nan = False
+
     @abstractmethod
     def pieces(self, node: Node) -> TwoPieces:
         """Return the function of a node."""
