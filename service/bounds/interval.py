@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from service.bounds import fused
 from service.bounds.flat import by_instance, by_row
@@ -53,7 +54,7 @@ class Interval:
         radius, centre = self.radius, self.centre
         if radius.requires_grad:
             return centre, radius
-        large = (radius + centre.abs()).sub_(ORDINARY).clamp_(min=0)
+        large = functional.softshrink(radius + centre.abs(), ORDINARY)  # what goes beyond that
         return centre, torch.add(radius, large, alpha=2 * torch.finfo(radius.dtype).eps)
 
     @property

@@ -147,11 +147,12 @@ class Relaxation(Relaxed):
     upper_intercept: Tensor | None = None
 
     def backward(self, coefficients: Tensor | GatheredRows) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        slopes = self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1)
-        intercepts = (
+        below, above = (
             None if each is None else each.unsqueeze(1) for each in (self.lower_intercept, self.upper_intercept)
         )
-        return Lines(*slopes, *intercepts).backward(coefficients)
+        lines = self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1), below, above
+        through, bias = fused.propagate_lines(coefficients, *lines)
+        return (through,), bias
 
     def within(self, block: Block) -> tuple[Relaxed, tuple[Block, ...]]:
         lower, upper = self.lower_intercept, self.upper_intercept

@@ -21,7 +21,7 @@ from service.bounds.operators.elementary import Tanh
 from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.rectifiers import Gelu
 from service.bounds.operators.relu import Relu
-from service.bounds.operators.sin import Sine
+from service.bounds.operators.sin import Periodic, Sine
 from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation
@@ -356,6 +356,22 @@ def test_smooth_lines_are_near_each_other(name: str, ends: tuple[float, float], 
     gap = (relaxation.upper_slope - relaxation.lower_slope) * middle
     gap = gap + relaxation.upper_intercept - relaxation.lower_intercept
     assert 0 <= gap.item() <= widest
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *PARTIAL])
+def test_smooth_lines_touch_the_function(name: str) -> None:
+    if not isinstance(operator_of(name), SmoothActivation | Periodic):
+        return
+    intervals = [(0.3, 1.4), (2.0, 2.2)] if name in PARTIAL else [(-2.5, -0.5), (-4.0, 1.0), (0.3, 0.4), (-1.0, 5.0)]
+    for lower, upper in intervals:
+        bounds = Interval(*torch.tensor([[[lower]], [[upper]]], dtype=torch.float64))
+        lines = operator_of(name).relax(node_of(name), bounds)
+        z = torch.linspace(lower, upper, 20001, dtype=torch.float64)
+        assert lines.lower_intercept is not None
+        assert lines.upper_intercept is not None
+        values = function_of(name)[0](z)
+        assert float((values - lines.lower_slope * z - lines.lower_intercept).amin()) < 1e-6
+        assert float((lines.upper_slope * z + lines.upper_intercept - values).amin()) < 1e-6
 
 
 def test_relu_takes_the_published_slopes() -> None:

@@ -150,7 +150,8 @@ def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, option
     lost = (upper - lower) * 0
     lower, upper = lower + lost, upper + lost
     at_once = max(1, COMPARED // max(1, lower.numel()))
-    known = [_least_of_asked(lower, upper, by_row(part)) for part in torch.split(rows, at_once, dim=1)]
+    parts = [rows] if rows.shape[1] <= at_once else torch.split(rows, at_once, dim=1)
+    known = [_least_of_asked(lower, upper, by_row(part)) for part in parts]
     return torch.maximum(found, joined(known))
 
 
@@ -187,10 +188,9 @@ def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions
     return fitting(backward.device, each, options.passing(rows * each))
 
 
-def fitting(device: torch.device, each: int, options: BoundOptions) -> int:
-    """Return how many rows of so many elements go together in one plain pass."""
-    most = options.elements if device.type == "cuda" else min(options.elements, IN_CACHE)
-    return max(1, most // each)
+def fitting(device: torch.device, each: int, most: int) -> int:
+    """Return how many rows of so many elements go together in one plain pass of at most so many."""
+    return max(1, (most if device.type == "cuda" else min(most, IN_CACHE)) // each)
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:

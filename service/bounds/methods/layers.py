@@ -29,6 +29,7 @@ from service.bounds.operators import OPERATORS
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.moves import Expand, Permute, Select, Slice
 from service.bounds.options import BoundOptions
+from service.bounds.progress import ProgressMeter
 from service.bounds.relaxation import Relaxed
 
 Refine = Callable[[Pass, str, Tensor, BoundOptions], Interval]
@@ -60,7 +61,7 @@ def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor
     network, name = backward.network, node.inputs[index_of_input]
     wanted = wanted_entries(backward, node, index_of_input)
     if len(wanted) == 1 and not network.is_own(name):
-        return wanted, wanted.nonzero()[:, 1].unsqueeze(0)
+        return wanted, wanted[0].nonzero().mT
     anywhere = wanted.any(dim=0, keepdim=True)
     most, union = (int(count) for count in torch.stack([wanted.sum(dim=1).amax(), anywhere.sum()]).tolist())
     if network.is_own(name):
@@ -229,21 +230,23 @@ def one_pass(backward: Pass, name: str, index: Tensor, options: BoundOptions) ->
     """Bound both sides of the entries by plain backward passes."""
     rows = row_groups(backward, name, index)
     most = options.passing(2 * index.shape[1] * elements_of_row(backward, name))
-    found = [part for group in rows.groups for part in _bounds_of_group(backward, name, group, most)]
+    found = [part for group in rows.groups for part in _bounds_of_group(backward, name, group, most, options.progress)]
     halves = [each.chunk(2, dim=1) for each in found]
     low, high = (joined(side) for side in zip(*halves, strict=True))
     return Interval(rows.ordered(low), -rows.ordered(high))
 
 
-def _bounds_of_group(backward: Pass, name: str, group: RowGroup, options: BoundOptions) -> list[Tensor]:
-    count, pairs = group.index.shape[1], max(1, fitting(backward.device, group.elements, options) // 2)
+def _bounds_of_group(
+    backward: Pass, name: str, group: RowGroup, most: int, progress: ProgressMeter | None
+) -> list[Tensor]:
+    count, pairs = group.index.shape[1], max(1, fitting(backward.device, group.elements, most) // 2)
     if backward.device.type == "cuda":  # a small last part would take as many launches as a large one
         pairs = -(-count // -(-count // pairs))
 
     def bounds(part: slice) -> Tensor:
         found = backward.lower_bounds(name, IdentityRows(group.index[:, part], block=group.block))
-        if options.progress is not None:
-            options.progress.add(name, found.shape[1], backward.device)
+        if progress is not None:
+            progress.add(name, found.shape[1], backward.device)
         return found
 
     return parts_of_rows(backward, count, pairs, bounds)

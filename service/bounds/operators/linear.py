@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +29,7 @@ from service.bounds.operators.stretches import stretch_of_matrix
 from service.bounds.rank_group import RankGroup
 
 
-@dataclass(frozen=True, eq=False)
-class Affine:
+class Affine(NamedTuple):
     """``x ↦ x·weightᵀ + bias`` with weight ``(out, in)`` and bias ``(out,)`` or none."""
 
     weight: Tensor
