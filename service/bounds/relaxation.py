@@ -190,9 +190,6 @@ class Relaxation(Relaxed):
         found = fused.propagate_patches(patches.values, patches.place, patches.moves, lines)
         if found is not None:
             return Propagated((replace(patches, values=found[0], inside=True),), found[1])
-        slopes = patches.of(self.lower_slope), patches.of(self.upper_slope)
-        intercepts = (
-            None if each is None else patches.of(each) for each in (self.lower_intercept, self.upper_intercept)
-        )
-        (values,), bias = Lines(*slopes, *intercepts).backward(patches.values)
+        shown = iter(patches.of_each(*(each for each in lines if each is not None)))
+        values, bias = fused.propagate_lines(patches.values, *(each if each is None else next(shown) for each in lines))
         return Propagated((replace(patches, values=values, inside=True),), bias)

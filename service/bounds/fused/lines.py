@@ -250,6 +250,4 @@ def weighted_rows(coefficients: Tensor, intercept: Tensor) -> Tensor:
 
 def weighted(coefficients: Tensor, intercept: Tensor) -> Tensor:
     """Sum products of ``(b, rows, *shape)`` and ``(batch, *shape)`` to ``(batch, rows)``."""
-    batch = intercept.shape[0]
-    whole = by_row(coefficients).expand(batch, -1, -1)
-    return torch.bmm(whole, intercept.reshape(batch, -1, 1)).squeeze(-1)
+    return (by_row(coefficients) @ intercept.reshape(intercept.shape[0], -1, 1)).squeeze(-1)

@@ -56,8 +56,8 @@ class Convolution(LinearOperator):
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         weight, bias = node.constant("weight"), node.arguments["bias"]
         centre, spread = inputs[0].centred
-        centre = torch.ops.aten.convolution(centre, weight, bias, *_geometry(node))
-        return Interval.around(centre, torch.ops.aten.convolution(spread, weight.abs(), None, *_geometry(node)))
+        centre = torch.convolution(centre, weight, bias, *_geometry(node))
+        return Interval.around(centre, torch.convolution(spread, weight.abs(), None, *_geometry(node)))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         batch, rows = coefficients.shape[:2]
@@ -289,7 +289,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
-        return torch.ops.aten.convolution(gradient, weight, None, *ctx.geometry), None, None, None
+        return torch.convolution(gradient, weight, None, *ctx.geometry), None, None, None
 
 
 def _geometry(node: Node) -> list[Any]:

@@ -67,7 +67,8 @@ class AffineOperator(AccumulatingOperator):
         if layer.weight.ndim == MATRIX:
             centre = functional.linear(centre, layer.weight, layer.bias)
         else:
-            centre = centre @ layer.weight.mT + (0.0 if layer.bias is None else layer.bias)
+            centre = centre @ layer.weight.mT
+            centre = centre if layer.bias is None else centre + layer.bias
         return Interval.around(centre, _through_magnitudes(spread, layer.weight))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:

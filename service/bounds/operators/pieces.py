@@ -88,10 +88,10 @@ class _FreeLowerSlopes:
     def shown(self, patches: Patches) -> Family:
         """Free the slope of every place in the patches: with so few entries no choice is needed."""
         assert self.whole.upper_intercept is not None
-        images = (self.open_.to(self.whole.lower_slope.dtype), self.whole.lower_slope, self.whole.upper_slope)
-        open_in, closed, chord = (patches.of(each) for each in images)
+        whole = self.whole.lower_slope, self.whole.upper_slope, self.whole.upper_intercept
+        open_in, closed, chord, intercept = patches.of_each(self.open_.to(whole[0].dtype), *whole)
         start, slope = (_places(closed, self.free.flattest),), self.free.flattest
-        return _FreeSlopesInPatches(slope, open_in > 0, closed, chord, patches.of(self.whole.upper_intercept), start)
+        return _FreeSlopesInPatches(slope, open_in > 0, closed, chord, intercept, start)
 
     def member(self, parameters: tuple[Tensor, ...]) -> _ChosenSlopes:
         return _ChosenSlopes(self.free, parameters[0])
@@ -141,7 +141,10 @@ def _chord_slope(low: Tensor, high: Tensor, slope: float) -> Tensor:
     width, rise = high - low, high - slope * low if slope else high
     # A point has no chord; a division by its width would spoil the gradient even if the result is not used.
     chord = (rise / torch.where(width > 0, width, torch.ones_like(width))).nan_to_num(nan=1.0)
-    return torch.where(low > -torch.inf, chord, low.new_full((), slope)) if slope else chord
+    if not slope:
+        return chord
+    # Rounding leaves the slope of the piece below 0 inexact, an infinite end leaves none.
+    return torch.where((low > -torch.inf) & (high > 0), chord, low.new_full((), slope))
 
 
 def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
