@@ -199,13 +199,13 @@ class PlainLayers(LayerArithmetic):
 
         A known sign leaves nothing to relax, whatever the bounds are.
         """
-        name = node.inputs[index]
+        name, each = node.inputs[index], 2 * elements_of_row(self.backward, node.inputs[index])
         for layers in FEW_LAYERS:
             first = self.depth[name] - layers
-            if first <= layers:
+            if first <= layers or self.network.nodes[name].size * each < WORTH_DECIDING:
                 return
             wanted, rows = wanted_rows(self.backward, node, index)
-            if 2 * rows.shape[1] * elements_of_row(self.backward, name) < WORTH_DECIDING:
+            if rows.shape[1] * each < WORTH_DECIDING:
                 return
             few = replace(
                 self.backward, frontier=frozenset(each for each, depth in self.depth.items() if depth <= first)
