@@ -27,7 +27,8 @@ from service.bounds.rank_group import RankGroup
 from service.parallel.mesh import SINGLE, Axis
 
 ALONE = RankGroup()
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 DRAWS = 2
 """The number of random rows that go backward: an entry that matters is missed only if it cancels to 0 in all of them.
 """

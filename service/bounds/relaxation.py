@@ -191,5 +191,7 @@ class Relaxation(Relaxed):
         if found is not None:
             return Propagated((replace(patches, values=found[0], inside=True),), found[1])
         shown = iter(patches.of_each(*(each for each in lines if each is not None)))
-        values, bias = fused.propagate_lines(patches.values, *(each if each is None else next(shown) for each in lines))
+        lower, upper = next(shown), next(shown)
+        below, above = (each if each is None else next(shown) for each in lines[2:])
+        values, bias = fused.propagate_lines(patches.values, lower, upper, below, above)
         return Propagated((replace(patches, values=values, inside=True),), bias)
