@@ -17,7 +17,7 @@ from torch.nn import functional
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.elementary import Tanh
+from service.bounds.operators.elementary import InverseHyperbolicSine, Tanh
 from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.rectifiers import Gelu
 from service.bounds.operators.relu import Relu
@@ -293,6 +293,16 @@ def test_degenerate_intervals(operator: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("operator", [name for name in FUNCTIONS if "exp" not in name and "pow" not in name])
 def test_huge_intervals(operator: str, dtype: torch.dtype) -> None:
     check(operator, HUGE, dtype, may_give_up=operator in GIVE_UP)
+
+
+def test_a_slope_far_out_is_one_although_its_square_overflows() -> None:
+    """The slope of asinh, whose line would be flat, and below the function at the far end."""
+    bounds = Interval(torch.tensor([[2.4e20]]), torch.tensor([[1.68e33]]))
+    lines = InverseHyperbolicSine().relax(node_of("aten.tanh.default"), bounds)
+    assert lines.upper_intercept is not None
+    grid = torch.logspace(20.4, 33.2, 2000, dtype=torch.float64)
+    upper = grid * lines.upper_slope.double() + lines.upper_intercept.double()
+    assert float((grid.asinh() - upper).amax()) < 1e-3
 
 
 @pytest.mark.parametrize("ends", [(-torch.inf, 2.0), (-1.0, torch.inf), (-torch.inf, torch.inf)])

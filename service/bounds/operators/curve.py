@@ -144,7 +144,8 @@ def _less(value: Tensor, error: Tensor) -> Tensor:
 @cache
 def _on_device(points: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers as a tensor, which is kept: a copy from the host waits for all pending work of a device."""
-    return torch.tensor(points, dtype=dtype, device=device)
+    with torch.inference_mode(False):  # later calls may need gradients
+        return torch.tensor(points, dtype=dtype, device=device)
 
 
 def all_within(points: tuple[float, ...], bounds: Interval) -> Tensor:

@@ -91,7 +91,7 @@ class InverseHyperbolicSine(SmoothActivation):
     onnx: ClassVar[Mapping[str, Converter]] = {"Asinh": entrywise(torch.asinh)}
     function = _s_curve(
         torch.asinh,
-        lambda z: torch.rsqrt(1 + z.square()),
+        lambda z: torch.hypot(torch.ones_like(z), z).reciprocal(),  # a square would overflow
         lambda slope: (1 / slope.square() - 1).sqrt(),
         (-4.0, -1.0, 1.0, 4.0),
     )

@@ -33,7 +33,8 @@ def _power(exponent: float) -> SmoothFunction:
 
     def inverse(slope: Tensor, near: Tensor) -> Tensor:
         share = slope / exponent
-        return torch.copysign(share.abs() ** (1 / (exponent - 1)), share if exponent % 2 == 0 else near)
+        has_sign = exponent > 0 and exponent % 2 == 0  # below 0 the slope may be a zero of either sign, far from 0
+        return torch.copysign(share.abs() ** (1 / (exponent - 1)), share if has_sign else near)
 
     even_or_broken = exponent % 2 != 1
     smooth = SmoothFunction(function, derivative, CLOSE, POWER_SLOPE, least=0.0 if even_or_broken else -inf, inside=1.0)

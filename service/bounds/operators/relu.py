@@ -71,6 +71,7 @@ def _leaky(call: Call, values: Values, shape: Shape) -> Tensor:
 class LeakyRelu(PiecewiseActivation):
     """``max(z, 0) + negative_slope·min(z, 0)`` with a slope between 0 and 1."""
 
+    makes_nan = True  # of an infinite end, by a slope that is 0 in the bounds' type
     overloads = ("aten.leaky_relu.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {"LeakyRelu": _leaky}
 
