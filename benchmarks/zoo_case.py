@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, TextIO
 
 import torch
@@ -40,8 +41,10 @@ from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 ROWS, POINTS, AT_ONCE = 16, 2000, 100
 """Outputs that are bounded, points that are sampled, and how many of them go together."""
-AGAIN_S = {"cpu": 1.0, "cuda": 20.0}
-"""A run that takes less is done again, warm, and the second is the one that counts: the first builds kernels."""
+AGAIN_S, RUNS = {"cpu": 1.0, "cuda": 20.0}, 20
+"""A run is repeated until all took so long, or so often; the median of those after the first counts, which builds
+kernels.
+"""
 LEGACY, DYNAMO = (17, 18, 19, 20), (18, 20, 21, 22, 23, 24)
 """Opsets that the exporters write in turn."""
 Bound = Callable[[], tuple[Tensor, Tensor]]
@@ -218,20 +221,19 @@ def measured(who: str, method: str, make: Callable[[], Bound], log: Log, place: 
     started = time.perf_counter()
     try:
         with limited(place.seconds):
-            bound = make()
-            for _ in range(2):
+            bound, spent = make(), list[float]()
+            while not spent or (sum(spent) < AGAIN_S[device.type] and len(spent) < RUNS):
                 started = time.perf_counter()
                 found = [each.detach() for each in bound()]
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
-                if (spent := time.perf_counter() - started) > AGAIN_S[device.type]:
-                    break
+                spent.append(time.perf_counter() - started)
     except (Exception, OutOfTimeError) as error:
         log.tell(**facts, why=_reason(error), seconds=time.perf_counter() - started)
         return None
     lower, upper = (each.double().flatten() for each in found)
     width = (upper - lower).mean().item()
-    log.tell(**facts, width=width, seconds=spent, mib=(_peak(device) - before) / 2**20)
+    log.tell(**facts, width=width, seconds=median(spent[1:] or spent), mib=(_peak(device) - before) / 2**20)
     return lower, upper
 
 

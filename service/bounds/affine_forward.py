@@ -41,7 +41,7 @@ class AffineForm:
     rest: Tensor
 
     def bounds(self) -> Interval:
-        return Interval.around(self.centre, self.slopes.abs().sum(dim=1) + self.rest).without_nan()
+        return Interval.around(self.centre, self.slopes.abs().sum(dim=1) + self.rest)
 
 
 def affine_forward(network: Network, box: Interval, options: BoundOptions) -> Pass:

@@ -132,13 +132,12 @@ def with_rows(before: Interval, wanted: Tensor, index: Tensor, rows: Interval, *
     ``wanted``, bool ``(batch, n)``. An instance keeps its bounds of all other entries.
     """
     flat, everyone = before.map(by_instance), index.expand(len(wanted), -1)
-    if intersect:
-        rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
-    lower, upper = (
-        torch.where(wanted, old.scatter(1, everyone, new), old)
-        for old, new in ((flat.lower, rows.lower), (flat.upper, rows.upper))
+    found = Interval(flat.lower.scatter(1, everyone, rows.lower), flat.upper.scatter(1, everyone, rows.upper))
+    found = found.meet(flat) if intersect else found
+    return Interval(
+        torch.where(wanted, found.lower, flat.lower).view_as(before.lower),
+        torch.where(wanted, found.upper, flat.upper).view_as(before.upper),
     )
-    return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
 
 
 def values_of_a_ball(network: Network, box: Interval) -> frozenset[str]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from service.bounds import fused
 from service.bounds.flat import by_instance, by_row
@@ -40,16 +41,21 @@ class Interval:
 
     @property
     def spread(self) -> Tensor:
-        """Return the radius, with the rounding error of a sum over the entries: values may be small next to the terms.
+        return self.centred[1]
+
+    @property
+    def centred(self) -> tuple[Tensor, Tensor]:
+        """Return the centre, and the spread: the radius with the rounding error of a sum over the entries, since values
+        may be small next to the terms.
 
         The margins of verdicts cover terms of up to :data:`ORDINARY`. Bounds in training prove nothing, and
         omit the error.
         """
         radius, centre = self.radius, self.centre
         if radius.requires_grad:
-            return radius
-        large = (radius + centre.abs()).sub_(ORDINARY).clamp_(min=0)
-        return torch.add(radius, large, alpha=2 * torch.finfo(radius.dtype).eps)
+            return centre, radius
+        large = functional.softshrink(radius + centre.abs(), ORDINARY)  # what goes beyond that
+        return centre, torch.add(radius, large, alpha=2 * torch.finfo(radius.dtype).eps)
 
     @property
     def width(self) -> Tensor:
@@ -77,7 +83,7 @@ class Interval:
     @cached_property
     def outward(self) -> Interval:
         """Return the ends from the centre and the spread."""
-        return Interval.around(self.centre, self.spread)
+        return Interval.around(*self.centred)
 
     def arranged(self, function: Callable[[Tensor], Tensor]) -> Interval:
         """Apply a function that only moves entries or instances around: the set of values stays the same."""
@@ -111,15 +117,18 @@ class Interval:
     @cached_property
     def _middle(self) -> tuple[Tensor, Tensor]:
         """Return the centre and the spread, flattened: every pass asks for them."""
-        return by_instance(self.centre), by_instance(self.spread)
+        centre, spread = self.centred
+        return by_instance(centre), by_instance(spread)
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:
-        """Return ``centre ± radius``, with NaN where the centre, which may be a sum, is infinite: after an
+        """Return ``centre ± radius``, and everything where the centre, which may be a sum, is infinite: after an
         early overflow its sign is unknown.
         """
-        radius = torch.add(radius, centre, alpha=0)
-        return Interval(centre - radius, centre + radius)
+        return Interval(
+            (centre - radius).nan_to_num_(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf),
+            (centre + radius).nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=torch.inf),
+        )
 
     @staticmethod
     def summed(lower: Tensor, upper: Tensor) -> Interval:

@@ -6,10 +6,10 @@ of the output.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from service.bounds.rank_group import RankGroup
 from service.parallel.mesh import SINGLE, Axis
 
 ALONE = RankGroup()
+P = ParamSpec("P")
+T = TypeVar("T")
 DRAWS = 2
 """The number of random rows that go backward: an entry that matters is missed only if it cancels to 0 in all of them.
 """
@@ -148,6 +150,18 @@ class Network:
     nodes: Mapping[str, Node] = field(repr=False)
     before: Before | None = None
 
+    @cached_property
+    def _planned(self) -> dict[tuple[Any, ...], Any]:
+        return {}
+
+    def planned(self, plan: Callable[Concatenate[Network, P], T], *given: P.args, **named: P.kwargs) -> T:
+        """Return what ``plan`` says about this network, whatever the boxes are: it is computed once."""
+        key = (plan, given, *named.items())
+        if key not in self._planned:
+            self._planned[key] = plan(self, *given, **named)
+        found: T = self._planned[key]
+        return found
+
     @property
     def is_alone(self) -> bool:
         """Return whether bounding it asks no other process."""
@@ -213,7 +227,7 @@ class Network:
         """Propagate intervals through one node; a meaningless end after an overflow becomes infinite."""
         operator = OPERATORS[node.operator]
         found = operator.interval(node, [known[name] for name in node.inputs], self.tp_group)
-        found = found if operator.keeps_order else found.without_nan()
+        found = found.without_nan() if operator.makes_nan else found
         return found if found.lower.requires_grad else self.narrowed(node, found, known)
 
     def narrowed(self, node: Node, found: Interval, known: Mapping[str, Interval]) -> Interval:

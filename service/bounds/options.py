@@ -62,12 +62,12 @@ class BoundOptions:
         plain = self.memory.plan(device, BYTES_WITHOUT_GRADIENT, LARGER * self.elements, least=least)
         return replace(self, elements=elements, without_gradient=plain, is_planned=True)
 
-    def passing(self, total: int) -> BoundOptions:
-        """Return the options for ``total`` elements without gradients: many elements go in larger parts, as each part
-        costs launches.
+    def passing(self, total: int) -> int:
+        """Return the elements of a part of ``total`` ones without gradients: many elements go in larger parts, as each
+        part costs launches.
         """
         usual, most = min(self.elements, max(USUAL, total // 3)), max(self.elements, self.without_gradient)
-        return replace(self, elements=min(most, max(usual, total // MOST_PARTS)))
+        return min(most, max(usual, total // MOST_PARTS))
 
     def optimising(self, total: int) -> BoundOptions:
         """Return the options for ``total`` elements with gradients, which keep several tensors of each layer.

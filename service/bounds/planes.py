@@ -113,7 +113,7 @@ class BoxPlanes:
         for source, matrix in form.matrices.items():
             centre = centre + self._values[source].centre @ matrix.mT
             radius = radius + self._values[source].spread @ matrix.mT.abs()
-        found = Interval.around(centre, radius).without_nan()
+        found = Interval.around(centre, radius)
         found = found.map(lambda end: end.expand(len(self.box.lower), -1))
         return found.meet(self.known[name]) if name in self.known else found
 

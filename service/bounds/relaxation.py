@@ -147,11 +147,12 @@ class Relaxation(Relaxed):
     upper_intercept: Tensor | None = None
 
     def backward(self, coefficients: Tensor | GatheredRows) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        slopes = self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1)
-        intercepts = (
+        below, above = (
             None if each is None else each.unsqueeze(1) for each in (self.lower_intercept, self.upper_intercept)
         )
-        return Lines(*slopes, *intercepts).backward(coefficients)
+        lines = self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1), below, above
+        through, bias = fused.propagate_lines(coefficients, *lines)
+        return (through,), bias
 
     def within(self, block: Block) -> tuple[Relaxed, tuple[Block, ...]]:
         lower, upper = self.lower_intercept, self.upper_intercept
@@ -189,9 +190,8 @@ class Relaxation(Relaxed):
         found = fused.propagate_patches(patches.values, patches.place, patches.moves, lines)
         if found is not None:
             return Propagated((replace(patches, values=found[0], inside=True),), found[1])
-        slopes = patches.of(self.lower_slope), patches.of(self.upper_slope)
-        intercepts = (
-            None if each is None else patches.of(each) for each in (self.lower_intercept, self.upper_intercept)
-        )
-        (values,), bias = Lines(*slopes, *intercepts).backward(patches.values)
+        shown = iter(patches.of_each(*(each for each in lines if each is not None)))
+        lower, upper = next(shown), next(shown)
+        below, above = (each if each is None else next(shown) for each in lines[2:])
+        values, bias = fused.propagate_lines(patches.values, lower, upper, below, above)
         return Propagated((replace(patches, values=values, inside=True),), bias)

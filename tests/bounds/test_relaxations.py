@@ -17,11 +17,11 @@ from torch.nn import functional
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.elementary import Tanh
+from service.bounds.operators.elementary import InverseHyperbolicSine, Tanh
 from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.rectifiers import Gelu
 from service.bounds.operators.relu import Relu
-from service.bounds.operators.sin import Sine
+from service.bounds.operators.sin import Periodic, Sine
 from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation
@@ -295,6 +295,16 @@ def test_huge_intervals(operator: str, dtype: torch.dtype) -> None:
     check(operator, HUGE, dtype, may_give_up=operator in GIVE_UP)
 
 
+def test_a_slope_far_out_is_one_although_its_square_overflows() -> None:
+    """The slope of asinh, whose line would be flat, and below the function at the far end."""
+    bounds = Interval(torch.tensor([[2.4e20]]), torch.tensor([[1.68e33]]))
+    lines = InverseHyperbolicSine().relax(node_of("aten.tanh.default"), bounds)
+    assert lines.upper_intercept is not None
+    grid = torch.logspace(20.4, 33.2, 2000, dtype=torch.float64)
+    upper = grid * lines.upper_slope.double() + lines.upper_intercept.double()
+    assert float((grid.asinh() - upper).amax()) < 1e-3
+
+
 @pytest.mark.parametrize("ends", [(-torch.inf, 2.0), (-1.0, torch.inf), (-torch.inf, torch.inf)])
 @pytest.mark.parametrize("operator", FUNCTIONS)
 def test_an_infinite_interval_gives_a_true_line_or_none(operator: str, ends: tuple[float, float]) -> None:
@@ -356,6 +366,22 @@ def test_smooth_lines_are_near_each_other(name: str, ends: tuple[float, float], 
     gap = (relaxation.upper_slope - relaxation.lower_slope) * middle
     gap = gap + relaxation.upper_intercept - relaxation.lower_intercept
     assert 0 <= gap.item() <= widest
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *PARTIAL])
+def test_smooth_lines_touch_the_function(name: str) -> None:
+    if not isinstance(operator_of(name), SmoothActivation | Periodic):
+        return
+    intervals = [(0.3, 1.4), (2.0, 2.2)] if name in PARTIAL else [(-2.5, -0.5), (-4.0, 1.0), (0.3, 0.4), (-1.0, 5.0)]
+    for lower, upper in intervals:
+        bounds = Interval(*torch.tensor([[[lower]], [[upper]]], dtype=torch.float64))
+        lines = operator_of(name).relax(node_of(name), bounds)
+        z = torch.linspace(lower, upper, 20001, dtype=torch.float64)
+        assert lines.lower_intercept is not None
+        assert lines.upper_intercept is not None
+        values = function_of(name)[0](z)
+        assert float((values - lines.lower_slope * z - lines.lower_intercept).amin()) < 1e-6
+        assert float((lines.upper_slope * z + lines.upper_intercept - values).amin()) < 1e-6
 
 
 def test_relu_takes_the_published_slopes() -> None:

@@ -39,7 +39,8 @@ def _forward(a: Tensor, centre: Tensor, radius: Tensor, kernels: ModuleType) -> 
 def _in_steps(coefficients: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
     """Compute the same by torch's operators."""
     whole = coefficients.expand(len(centre), -1, -1)
-    return (torch.bmm(whole, centre.unsqueeze(2)) - torch.bmm(whole.abs(), radius.unsqueeze(2))).squeeze(2)
+    at_centre = torch.bmm(whole, centre.unsqueeze(2))
+    return torch.baddbmm(at_centre, whole.abs(), radius.unsqueeze(2), alpha=-1).squeeze(2)
 
 
 class _Least(torch.autograd.Function):

@@ -67,6 +67,8 @@ def propagate_lines(
     All are ``(batch or 1, rows or 1, *shape)``; the bias is ``(batch, rows)``, absent without intercepts.
     """
     shape, lines = lower.shape[2:], (lower, upper, below, above)
+    if not lower.is_cuda:
+        return propagate_lines_in_steps(_dense(coefficients, shape, lower), *lines)
     start, index, size = _begun(coefficients)
     given = [each for each in lines if each is not None]
     batch, rows = max(size[0], *map(len, given)), max(size[1], *(each.shape[1] for each in given))
@@ -74,7 +76,7 @@ def propagate_lines(
     kernels = kernels_for(start, *lines, entries=whole.numel())
     repeated = any(each.requires_grad and each.shape != whole for each in (start, *given))
     if kernels is None or repeated or start.shape[2:] != (shape if index is None else (shape.numel(),)):
-        return propagate_lines_in_steps(_dense(coefficients, shape, lower), lower, upper, below, above)
+        return propagate_lines_in_steps(_dense(coefficients, shape, lower), *lines)
     flattened = (each if each is None else flat(each.expand(*each.shape[:2], *shape)) for each in lines)
     setting = _LaunchOfLines(kernels, batch, rows)
     through, bias = _through((flat(start), index, None, *flattened), setting)
@@ -248,6 +250,4 @@ def weighted_rows(coefficients: Tensor, intercept: Tensor) -> Tensor:
 
 def weighted(coefficients: Tensor, intercept: Tensor) -> Tensor:
     """Sum products of ``(b, rows, *shape)`` and ``(batch, *shape)`` to ``(batch, rows)``."""
-    batch = intercept.shape[0]
-    whole = by_row(coefficients).expand(batch, -1, -1)
-    return torch.bmm(whole, intercept.reshape(batch, -1, 1)).squeeze(-1)
+    return (by_row(coefficients) @ intercept.reshape(intercept.shape[0], -1, 1)).squeeze(-1)

@@ -92,7 +92,7 @@ def product(coefficients: Tensor, weight: Tensor) -> Tensor:
 
     This is one product of two matrices: for coefficients in another order, torch makes a product per row.
     """
-    if weight.ndim != 2:
+    if weight.ndim != 2 or coefficients.is_contiguous():
         return coefficients @ weight
     return (coefficients.reshape(-1, weight.shape[0]) @ weight).reshape(*coefficients.shape[:-1], weight.shape[1])
 

@@ -53,7 +53,7 @@ class Pass:
 
     @property
     def batch(self) -> int:
-        return len(self.like)
+        return self.like.shape[0]
 
     @property
     def device(self) -> torch.device:
@@ -117,6 +117,7 @@ class PlainRowArithmetic(RowArithmetic):
         """Return the step of rows in the first representation that the node supports."""
         network = self.backward.network
         linear = network.linear_operator_of(node)
+        rules = self.relaxation(node).backward_rules if linear is None else linear.backward_rules
         wider: StructuredRows | None = rows
         while wider is not None:
             step = None
@@ -125,7 +126,7 @@ class PlainRowArithmetic(RowArithmetic):
                     step = self.backward.relaxations[node.name].propagate_backward(wider)
                 else:
                     step = linear.propagate_backward(node, wider, network.tp_group)
-            if step is not None or self.backward.sharding.ranks > 1:
+            if step is not None or self.backward.sharding.ranks > 1 or wider.wider_kind(node.shape) not in rules:
                 return step
             wider = wider.wider(node.shape, self.backward.like)
         return None

@@ -10,8 +10,7 @@ between non-linear operators (:mod:`service.bounds.folded`, :mod:`service.bounds
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -24,8 +23,7 @@ Coefficients = Tensor | StructuredRows
 """Rows that may wait at a node in the middle of a traversal."""
 
 
-@dataclass(frozen=True, eq=False)
-class Propagated:
+class Propagated(NamedTuple):
     """A step's coefficients for each input of a node, and its bias ``(batch or 1, rows)``."""
 
     coefficients: tuple[Coefficients, ...]

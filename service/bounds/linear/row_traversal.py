@@ -115,13 +115,12 @@ class RowTraversal:
 
     def _is_accumulated(self, node: Node, arrived: Pending) -> bool:
         """Return whether the step is done, added in place to the coefficients that wait at the node's input."""
-        operator = self.network.accumulating_operator_of(node)
-        if operator is None or not self.arithmetic.accumulates or not isinstance(arrived.rows, Tensor):
-            return False
         earlier, rows = self.pending.get(node.inputs[0]), arrived.rows
         if earlier is None or not earlier.fresh or earlier.own != arrived.own or torch.is_grad_enabled():
             return False
-        total = earlier.rows
+        operator, total = self.network.accumulating_operator_of(node), earlier.rows
+        if operator is None or not self.arithmetic.accumulates or not isinstance(rows, Tensor):
+            return False
         if not isinstance(total, Tensor) or total.shape[:2] != rows.shape[:2] or not total.is_contiguous():
             return False
         bias = operator.backward_onto(node, rows, total)

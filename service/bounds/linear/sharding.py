@@ -9,7 +9,7 @@ are divided by the ranks on both sides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ from service.bounds.rank_group import RankGroup
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class Pending:
+class Pending(NamedTuple):
     """Coefficients that wait at a node.
 
     With ``own``, the rows belong only to this rank, and so do their values so far. With ``fresh``, nothing else holds

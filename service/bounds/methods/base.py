@@ -4,7 +4,7 @@ operators and any output rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
@@ -130,7 +130,7 @@ class LinearAnalysis:
                 self.options.progress.add(network.graph.output.name, found.shape[1], rows.device)
             return found
 
-        found = torch.cat(parts_of_rows(self.backward, rows.shape[1], at_once, bounds), dim=1)
+        found = joined(parts_of_rows(self.backward, rows.shape[1], at_once, bounds))
         return no_looser_than_intervals(self.backward, rows, found, self.options)
 
 
@@ -144,25 +144,27 @@ def no_looser_than_intervals(backward: Pass, rows: Tensor, found: Tensor, option
     interval = backward.intervals.get(network.graph.output.name)
     if interval is None or not options.intersect or network.is_own(network.graph.output.name) or found.requires_grad:
         return found
-    # An infinite end less itself is NaN, which drops both ends: the other one may be meaningless, as for empty
+    # Nothing times an infinite width is NaN, which drops both ends: the other one may be meaningless, as for empty
     # shares.
     lower, upper = by_instance(interval.lower), by_instance(interval.upper)
-    lost = (lower - lower) + (upper - upper)
+    lost = (upper - lower) * 0
     lower, upper = lower + lost, upper + lost
     at_once = max(1, COMPARED // max(1, lower.numel()))
-    known = [_least_of_asked(lower, upper, by_row(part)) for part in torch.split(rows, at_once, dim=1)]
-    # An overflowed output with a coefficient of 0 does not affect the others. A NaN where all are finite, as
-    # for empty shares, stays NaN: nothing is known of it.
-    overflows = lost.sum(dim=1, keepdim=True).isnan()
-    found = torch.where(overflows & found.isnan(), -torch.inf, found)
-    return torch.maximum(found, known[0] if len(known) == 1 else torch.cat(known, dim=1))
+    parts = [rows] if rows.shape[1] <= at_once else torch.split(rows, at_once, dim=1)
+    known = [_least_of_asked(lower, upper, by_row(part)) for part in parts]
+    return torch.maximum(found, joined(known))
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return results ``(batch, rows)`` of all parts; those of a single one are not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)
 
 
 def _least_of_asked(lower: Tensor, upper: Tensor, rows: Tensor) -> Tensor:
     """Return the least values ``(batch, rows)``, −∞ if a row has a coefficient at an entry whose ends are NaN."""
     ends = torch.where(rows > 0, lower.unsqueeze(1), upper.unsqueeze(1))
     terms = (rows * ends).masked_fill_(rows == 0, 0)
-    total, size = terms.sum(dim=2), terms.abs_().sum(dim=2)
+    total, size = terms.sum(dim=2), torch.linalg.vector_norm(terms, 1, dim=2)
     # As for the spread of an interval, the margins of verdicts cover sums of small terms.
     rounding = size.sub_(ORDINARY).clamp_(min=0)
     eps = torch.finfo(total.dtype).eps
@@ -186,10 +188,9 @@ def passing_at_once(backward: Pass, start: str, rows: int, options: BoundOptions
     return fitting(backward.device, each, options.passing(rows * each))
 
 
-def fitting(device: torch.device, each: int, options: BoundOptions) -> int:
-    """Return how many rows of so many elements go together in one plain pass."""
-    most = options.elements if device.type == "cuda" else min(options.elements, IN_CACHE)
-    return max(1, most // each)
+def fitting(device: torch.device, each: int, most: int) -> int:
+    """Return how many rows of so many elements go together in one plain pass of at most so many."""
+    return max(1, (most if device.type == "cuda" else min(most, IN_CACHE)) // each)
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
@@ -217,7 +218,8 @@ def elements_of_a_row(network: Network, start: str, batch: int, *, divided: bool
     ``divided`` like those of a pass.
     """
     before = 0 if network.before is None else network.before.entries
-    return batch * network.shares(start) * max(_entries_of_a_row(network, start, divided=divided), before)
+    entries = network.planned(_entries_of_a_row, start, divided=divided)
+    return batch * network.shares(start) * max(entries, before)
 
 
 PatchSize = Pair | None

@@ -21,7 +21,7 @@ from service.bounds.interval import Interval
 from service.bounds.leaps import Leap, Tree, leap_over, trees_of
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
-from service.bounds.methods.base import elements_of_row, fitting, parts_of_rows
+from service.bounds.methods.base import elements_of_row, fitting, joined, parts_of_rows
 from service.bounds.methods.row_groups import RowGroup, row_groups
 from service.bounds.near import NearLayers
 from service.bounds.network import Network
@@ -29,6 +29,7 @@ from service.bounds.operators import OPERATORS
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.moves import Expand, Permute, Select, Slice
 from service.bounds.options import BoundOptions
+from service.bounds.progress import ProgressMeter
 from service.bounds.relaxation import Relaxed
 
 Refine = Callable[[Pass, str, Tensor, BoundOptions], Interval]
@@ -59,6 +60,8 @@ def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor
     """
     network, name = backward.network, node.inputs[index_of_input]
     wanted = wanted_entries(backward, node, index_of_input)
+    if len(wanted) == 1 and not network.is_own(name):
+        return wanted, wanted[0].nonzero().mT
     anywhere = wanted.any(dim=0, keepdim=True)
     most, union = (int(count) for count in torch.stack([wanted.sum(dim=1).amax(), anywhere.sum()]).tolist())
     if network.is_own(name):
@@ -100,7 +103,7 @@ def bound_layers(
     intervals, relaxations, settled = {network.graph.input.name: box}, dict[str, Relaxed](), dict[str, Tensor]()
     leaps = dict[str, Leap]()
     backward = Pass(network, intervals, relaxations, divided=True, settled=settled, leaps=leaps)
-    depth = _depths(network)
+    depth = network.planned(_depths)
     exact = {name for name, mixing in depth.items() if mixing <= box.exact_layers}
     is_free = options.intersect and network.is_alone and box.lower.device.type == "cpu" and not torch.is_grad_enabled()
     if options.progress is not None:
@@ -115,7 +118,7 @@ def bound_layers(
         refine,
         choose,
         depth if decides and is_free else {},
-        trees_of(network) if is_free else {},
+        network.planned(trees_of) if is_free else {},
         leaps,
         screens and options.intersect,
     )
@@ -196,12 +199,13 @@ class PlainLayers(LayerArithmetic):
 
         A known sign leaves nothing to relax, whatever the bounds are.
         """
-        name = node.inputs[index]
+        name, each = node.inputs[index], 2 * elements_of_row(self.backward, node.inputs[index])
         for layers in FEW_LAYERS:
             first = self.depth[name] - layers
+            if first <= layers or self.network.nodes[name].size * each < WORTH_DECIDING:
+                return
             wanted, rows = wanted_rows(self.backward, node, index)
-            work = 2 * rows.shape[1] * elements_of_row(self.backward, name)
-            if first <= layers or work < WORTH_DECIDING:
+            if rows.shape[1] * each < WORTH_DECIDING:
                 return
             few = replace(
                 self.backward, frontier=frozenset(each for each, depth in self.depth.items() if depth <= first)
@@ -226,21 +230,23 @@ def one_pass(backward: Pass, name: str, index: Tensor, options: BoundOptions) ->
     """Bound both sides of the entries by plain backward passes."""
     rows = row_groups(backward, name, index)
     most = options.passing(2 * index.shape[1] * elements_of_row(backward, name))
-    found = [part for group in rows.groups for part in _bounds_of_group(backward, name, group, most)]
+    found = [part for group in rows.groups for part in _bounds_of_group(backward, name, group, most, options.progress)]
     halves = [each.chunk(2, dim=1) for each in found]
-    low, high = (torch.cat(side, dim=1) for side in zip(*halves, strict=True))
+    low, high = (joined(side) for side in zip(*halves, strict=True))
     return Interval(rows.ordered(low), -rows.ordered(high))
 
 
-def _bounds_of_group(backward: Pass, name: str, group: RowGroup, options: BoundOptions) -> list[Tensor]:
-    count, pairs = group.index.shape[1], max(1, fitting(backward.device, group.elements, options) // 2)
+def _bounds_of_group(
+    backward: Pass, name: str, group: RowGroup, most: int, progress: ProgressMeter | None
+) -> list[Tensor]:
+    count, pairs = group.index.shape[1], max(1, fitting(backward.device, group.elements, most) // 2)
     if backward.device.type == "cuda":  # a small last part would take as many launches as a large one
         pairs = -(-count // -(-count // pairs))
 
     def bounds(part: slice) -> Tensor:
         found = backward.lower_bounds(name, IdentityRows(group.index[:, part], block=group.block))
-        if options.progress is not None:
-            options.progress.add(name, found.shape[1], backward.device)
+        if progress is not None:
+            progress.add(name, found.shape[1], backward.device)
         return found
 
     return parts_of_rows(backward, count, pairs, bounds)

@@ -80,9 +80,8 @@ class NearPieces:
 
     def shown(self, patches: Patches) -> NearPieces:
         """Return the same for the entries in patches: the others have no coefficients."""
-        lower, upper, centre = (
-            patches.of(each.squeeze(1)) for each in (self.lower, self.upper, self.centre.expand_as(self.lower))
-        )
+        ends = self.lower, self.upper, self.centre.expand_as(self.lower)
+        lower, upper, centre = patches.of_each(*(each.squeeze(1) for each in ends))
         return replace(self, lower=lower, upper=upper, centre=centre)
 
     @torch.no_grad()

@@ -88,14 +88,17 @@ class Addition(Elementwise, LinearOperator):
 
     @backward_rule(IdentityRows)
     def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
-        other = node.arguments["other"]
-        if node.input_shapes == (node.shape, node.shape) and set(self._factors(node).values()) == {1.0}:
-            return Propagated((units, units))
-        whole = node.is_variable("self") and node.input_shapes[0] == node.shape
-        if not whole or not isinstance(other, Tensor):
+        factors = self._factors(node)
+        if any(shape != node.shape for shape in node.input_shapes):
             return None
-        constant = self._factors(node)["other"] * operand(node, "other", other)
-        return Propagated((units,), units.select(constant.flatten()))
+        if any(factor != 1 for name, factor in factors.items() if node.is_variable(name)):
+            return None
+        constants = [(name, node.arguments[name]) for name in factors if not node.is_variable(name)]
+        if not all(isinstance(value, Tensor) for _, value in constants):
+            return None
+        terms = (factors[name] * operand(node, name, value) for name, value in constants)
+        bias = [units.select(each.flatten()) for each in terms]
+        return Propagated((units,) * len(node.inputs), bias[0] if bias else None)
 
     def roundings(self, node: Node) -> Roundings:
         scaled = 0 if abs(float(node.arguments.get("alpha", 1))) == 1 else 2

@@ -45,7 +45,8 @@ class Operator(ABC):
     ``overloads`` are the full names of the ATen operators, or of our own, that it stands for. ``onnx`` has a
     converter for each ONNX operator that it implements. ``composite``: torch would decompose it
     when a model is traced, but it is bounded as a whole. ``keeps_order``: the output has the input's entries, in the
-    same order. ``always_mixes``: :meth:`mixes` holds for every node.
+    same order. ``always_mixes``: :meth:`mixes` holds for every node. ``makes_nan``: :meth:`interval` may have ends that
+    are NaN although the inputs have none.
     """
 
     overloads: ClassVar[tuple[str, ...]]
@@ -54,6 +55,7 @@ class Operator(ABC):
     crossing: Crossing | None = None
     keeps_order: ClassVar[bool] = False
     always_mixes: ClassVar[bool] = False
+    makes_nan: ClassVar[bool] = True
 
     def refusal(self, node: Node) -> str | None:
         """Return why this node cannot be bounded although its operator has a rule; ``None`` if it can."""

@@ -29,6 +29,7 @@ class Convolution(LinearOperator):
     """``aten.convolution``: centre and radius forward, as for a matrix; the adjoint convolution backward."""
 
     overloads = ("aten.convolution.default",)
+    makes_nan = False
     always_mixes = True
     is_fresh = True
 
@@ -54,9 +55,9 @@ class Convolution(LinearOperator):
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         weight, bias = node.constant("weight"), node.arguments["bias"]
-        centre = torch.ops.aten.convolution(inputs[0].centre, weight, bias, *_geometry(node))
-        radius = torch.ops.aten.convolution(inputs[0].spread, weight.abs(), None, *_geometry(node))
-        return Interval.around(centre, radius)
+        centre, spread = inputs[0].centred
+        centre = torch.convolution(centre, weight, bias, *_geometry(node))
+        return Interval.around(centre, torch.convolution(spread, weight.abs(), None, *_geometry(node)))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         batch, rows = coefficients.shape[:2]
@@ -288,7 +289,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
-        return torch.ops.aten.convolution(gradient, weight, None, *ctx.geometry), None, None, None
+        return torch.convolution(gradient, weight, None, *ctx.geometry), None, None, None
 
 
 def _geometry(node: Node) -> list[Any]:

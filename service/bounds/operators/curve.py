@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from math import inf
 
@@ -138,6 +139,27 @@ def _level(derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign
 def _less(value: Tensor, error: Tensor) -> Tensor:
     """Return at most ``value − error``, and exactly ``value`` if there is no error."""
     return torch.where(error > 0, down(value - error), value)
+
+
+@cache
+def _on_device(points: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor, which is kept: a copy from the host waits for all pending work of a device."""
+    with torch.inference_mode(False):  # later calls may need gradients
+        return torch.tensor(points, dtype=dtype, device=device)
+
+
+def all_within(points: tuple[float, ...], bounds: Interval) -> Tensor:
+    """Return each point as :func:`within` does, ``(points, *shape)``."""
+    lower, upper = bounds.lower, bounds.upper
+    kept = _on_device(points, lower.dtype, lower.device)
+    return kept.reshape(-1, *[1] * lower.ndim).clamp(min=lower, max=upper)
+
+
+def with_ends(points: tuple[float, ...], bounds: Interval) -> Tensor:
+    """Return :func:`all_within` of ascending points between the ends of the intervals, ``(points + 2, *shape)``."""
+    if not points:
+        return torch.stack([bounds.lower, bounds.upper])
+    return torch.cat([bounds.lower.unsqueeze(0), all_within(points, bounds), bounds.upper.unsqueeze(0)])
 
 
 def within(point: float, bounds: Interval) -> Tensor:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from service.bounds.flat import by_instance, by_row
 from service.bounds.fused import product, product_in_ascent
@@ -27,8 +29,7 @@ from service.bounds.operators.stretches import stretch_of_matrix
 from service.bounds.rank_group import RankGroup
 
 
-@dataclass(frozen=True, eq=False)
-class Affine:
+class Affine(NamedTuple):
     """``x ↦ x·weightᵀ + bias`` with weight ``(out, in)`` and bias ``(out,)`` or none."""
 
     weight: Tensor
@@ -41,6 +42,8 @@ AT_ONCE = 2**26
 
 def _through_magnitudes(spread: Tensor, weight: Tensor) -> Tensor:
     """Return ``r |W|ᵀ``."""
+    if weight.numel() <= AT_ONCE:
+        return functional.linear(spread, weight.abs()) if weight.ndim == MATRIX else spread @ weight.abs().mT
     parts = torch.split(weight, max(1, AT_ONCE // max(weight.shape[1], 1)))
     return torch.cat([spread @ part.abs().mT for part in parts], dim=-1)
 
@@ -49,6 +52,7 @@ class AffineOperator(AccumulatingOperator):
     """Centre and radius forward: ``W c + b ± |W| r``, exact for independent inputs. Backward: ``A W``, ``A b``."""
 
     always_mixes = True
+    makes_nan = False
 
     @abstractmethod
     def read(self, node: Node) -> Affine:
@@ -59,11 +63,13 @@ class AffineOperator(AccumulatingOperator):
         return stretch_of_matrix(weight) if weight.ndim == MATRIX else super().stretch(node)
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        layer = self.read(node)
-        centre = inputs[0].centre @ layer.weight.mT
-        if layer.bias is not None:
-            centre = centre + layer.bias
-        return Interval.around(centre, _through_magnitudes(inputs[0].spread, layer.weight))
+        layer, (centre, spread) = self.read(node), inputs[0].centred
+        if layer.weight.ndim == MATRIX:
+            centre = functional.linear(centre, layer.weight, layer.bias)
+        else:
+            centre = centre @ layer.weight.mT
+            centre = centre if layer.bias is None else centre + layer.bias
+        return Interval.around(centre, _through_magnitudes(spread, layer.weight))
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         layer = self.read(node)

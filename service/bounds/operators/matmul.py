@@ -62,6 +62,7 @@ class MatrixFromLeft(LinearOperator):
 
     overloads = ("trivet.matrix_from_left",)
     always_mixes = True
+    makes_nan = False
 
     def refusal(self, node: Node) -> str | None:
         if node.constant("self").ndim < 2 or len(node.input_shapes[0]) < 2:
@@ -69,8 +70,8 @@ class MatrixFromLeft(LinearOperator):
         return None
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        matrix = node.constant("self")
-        return Interval.around(matrix @ inputs[0].centre, matrix.abs() @ inputs[0].spread)
+        matrix, (centre, spread) = node.constant("self"), inputs[0].centred
+        return Interval.around(matrix @ centre, matrix.abs() @ spread)
 
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((unbroadcast(node.constant("self").mT @ coefficients, node.input_shapes[0]),))

@@ -42,6 +42,7 @@ class Reshape(ExactOperator):
     )
 
     keeps_order = True
+    makes_nan = False
 
     def stretch(self, node: Node) -> float:
         return 1.0
@@ -102,6 +103,7 @@ class Permute(ExactOperator):
     """``aten.permute(self, dims)``; dimension 0 is the batch and stays."""
 
     overloads = ("aten.permute.default",)
+    makes_nan = False
 
     def stretch(self, node: Node) -> float:
         return 1.0
@@ -129,6 +131,7 @@ class Expand(LinearOperator):
     """``aten.expand(self, size)``: entries repeated along dimensions of length 1."""
 
     overloads = ("aten.expand.default",)
+    makes_nan = False
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end.expand(end.shape[0], *node.shape))
@@ -149,6 +152,8 @@ class Expand(LinearOperator):
 
 class _SomeEntries(AccumulatingOperator):
     """Some of the entries along a dimension."""
+
+    makes_nan = False
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
         cut = cuts[node.inputs[0]]

@@ -53,16 +53,12 @@ class TwoPieces:
         return (bounds.lower < 0) & (bounds.upper > 0)
 
     def relax(self, bounds: Interval) -> Relaxation:
-        lower, upper, slope = bounds.lower, bounds.upper, self.slope
-        open_ = self.unstable(bounds)
-        fixed = either(lower >= 0, 1.0, slope, lower)
-        chord = _chord_slope(lower, upper, slope)
-        intercept = torch.where(lower > -torch.inf, (slope - chord) * lower, (1 - chord) * upper)
-        return Relaxation(
-            lower_slope=torch.where(open_, either(upper > -lower, 1.0, slope, lower), fixed),
-            upper_slope=torch.where(open_, chord, fixed),
-            upper_intercept=torch.where(open_, intercept, torch.zeros_like(lower)),
-        )
+        # Ends that are cut off at 0 leave the chord of one piece alone, which is that piece.
+        low, high, slope = bounds.lower.clamp(max=0), bounds.upper.clamp(min=0), self.slope
+        chord, downward = _chord_slope(low, high, slope), -low
+        # With an infinite lower end, the chord has the slope of the piece on that side.
+        intercept = torch.where(downward < torch.inf, (chord - slope) * downward, (1 - slope) * high)
+        return Relaxation(either(high > downward, 1.0, slope, low), chord, upper_intercept=intercept)
 
     def family(self, bounds: Interval, relaxation: Relaxation) -> Family:
         """Return the relaxation with any lower slope between those of the pieces (α-CROWN, Xu et al., 2021)."""
@@ -92,10 +88,10 @@ class _FreeLowerSlopes:
     def shown(self, patches: Patches) -> Family:
         """Free the slope of every place in the patches: with so few entries no choice is needed."""
         assert self.whole.upper_intercept is not None
-        images = (self.open_.to(self.whole.lower_slope.dtype), self.whole.lower_slope, self.whole.upper_slope)
-        open_in, closed, chord = (patches.of(each) for each in images)
+        whole = self.whole.lower_slope, self.whole.upper_slope, self.whole.upper_intercept
+        open_in, closed, chord, intercept = patches.of_each(self.open_.to(whole[0].dtype), *whole)
         start, slope = (_places(closed, self.free.flattest),), self.free.flattest
-        return _FreeSlopesInPatches(slope, open_in > 0, closed, chord, patches.of(self.whole.upper_intercept), start)
+        return _FreeSlopesInPatches(slope, open_in > 0, closed, chord, intercept, start)
 
     def member(self, parameters: tuple[Tensor, ...]) -> _ChosenSlopes:
         return _ChosenSlopes(self.free, parameters[0])
@@ -136,16 +132,19 @@ def _places(slopes: Tensor, flattest: float) -> Tensor:
     return ((slopes - flattest) / (1 - flattest)).clamp(0, 1)
 
 
-def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
-    """Return the slope of the line through the ends of an interval around 0.
+def _chord_slope(low: Tensor, high: Tensor, slope: float) -> Tensor:
+    """Return the slope of the line through the values at ``low ≤ 0`` and ``high ≥ 0``.
 
     With an infinite end only one slope can bound the function: that of the piece on that side.
     """
-    width = upper / 2 - lower / 2  # halved: the difference of large ends may overflow
+    low, high = low / 2, high / 2  # the difference of large ends may overflow
+    width, rise = high - low, high - slope * low if slope else high
     # A point has no chord; a division by its width would spoil the gradient even if the result is not used.
-    chord = (upper / 2 - slope * (lower / 2)) / torch.where(width > 0, width, torch.ones_like(width))
-    without_end = either(upper < torch.inf, slope, 1.0, lower)
-    return torch.where(width < torch.inf, chord, without_end)
+    chord = (rise / torch.where(width > 0, width, torch.ones_like(width))).nan_to_num(nan=1.0)
+    if not slope:
+        return chord
+    # Rounding leaves the slope of the piece below 0 inexact, an infinite end leaves none.
+    return torch.where((low > -torch.inf) & (high > 0), chord, low.new_full((), slope))
 
 
 def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:

@@ -31,8 +31,14 @@ def _power(exponent: float) -> SmoothFunction:
     def derivative(z: Tensor) -> Tensor:
         return exponent * torch.pow(z, exponent - 1) if exponent else torch.zeros_like(z)
 
+    def inverse(slope: Tensor, near: Tensor) -> Tensor:
+        share = slope / exponent
+        has_sign = exponent > 0 and exponent % 2 == 0  # below 0 the slope may be a zero of either sign, far from 0
+        return torch.copysign(share.abs() ** (1 / (exponent - 1)), share if has_sign else near)
+
     even_or_broken = exponent % 2 != 1
     smooth = SmoothFunction(function, derivative, CLOSE, POWER_SLOPE, least=0.0 if even_or_broken else -inf, inside=1.0)
+    smooth = smooth if exponent in {0, 1} else replace(smooth, inverse=inverse)
     if exponent == int(exponent):
         if exponent >= 0:
             inflections = () if even_or_broken else (0.0,)

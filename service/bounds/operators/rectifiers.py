@@ -126,7 +126,9 @@ def _softplus(beta: float) -> SmoothFunction:
         return 32 * UNIT * computed.abs() * (1 + (beta * z).abs()) + 1e-300
 
     samples = tuple(point / beta for point in (-8.0, -4.0, -2.0, 0.0, 2.0, 4.0, 8.0))
-    return SmoothFunction(function, derivative, error, LEVEL_SLOPE, samples=samples, least=0.0)
+    return SmoothFunction(
+        function, derivative, error, LEVEL_SLOPE, lambda slope, near: slope.logit() / beta, samples=samples, least=0.0
+    )
 
 
 class Softplus(SmoothActivation):

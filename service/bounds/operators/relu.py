@@ -22,6 +22,8 @@ from service.bounds.relaxation import Family, Relaxation
 class PiecewiseActivation(Activation):
     """An activation of two straight pieces that meet at 0."""
 
+    makes_nan = False
+
     @abstractmethod
     def pieces(self, node: Node) -> TwoPieces:
         """Return the function of a node."""
@@ -69,6 +71,7 @@ def _leaky(call: Call, values: Values, shape: Shape) -> Tensor:
 class LeakyRelu(PiecewiseActivation):
     """``max(z, 0) + negative_slope·min(z, 0)`` with a slope between 0 and 1."""
 
+    makes_nan = True  # of an infinite end, by a slope that is 0 in the bounds' type
     overloads = ("aten.leaky_relu.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {"LeakyRelu": _leaky}
 

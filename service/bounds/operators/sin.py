@@ -108,12 +108,19 @@ def _error(z: Tensor, computed: Tensor) -> Tensor:
 
 
 def _wave(function: Function, derivative: Function, stationary: float, inflection: float) -> SmoothFunction:
-    """Return a wave of period 2π, by one of each kind of its points."""
+    """Return a wave of period 2π, by one of each kind of its points: the first is a maximum."""
+
+    def inverse(slope: Tensor, near: Tensor) -> Tensor:
+        rising = stationary - pi / 2  # where the slope is 1
+        middle = rising + ((near - rising) / (2 * pi)).round() * (2 * pi)
+        return middle + torch.copysign(slope.acos(), near - middle)
+
     return SmoothFunction(
         function,
         derivative,
         _error,
         LEVEL_SLOPE,
+        inverse,
         stationary=_multiples(stationary),
         inflections=_multiples(inflection),
         least=-1.0,

@@ -7,7 +7,7 @@ points. So any slope, also an optimised one, gives a sound line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import ClassVar
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.curve import Curve, CurveShape, Error, Function, within
+from service.bounds.operators.curve import Curve, CurveShape, Error, Function, all_within, with_ends
 from service.bounds.operators.elementwise import Activation
 from service.bounds.operators.table import LineTable
 from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Lines, Relaxation
 
-UNIFORM_POINTS = 8
+UNIFORM_POINTS, HALF = 8, 4
 STEPS = 9
 """Lines of a table, an odd number."""
 NEAREST = 2.0**-20
@@ -36,12 +36,17 @@ BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bflo
 
 @dataclass(frozen=True)
 class SmoothFunction(CurveShape):
-    """``function`` with its ``derivative``, and bounds of the errors of their float64 evaluations."""
+    """``function`` with its ``derivative``, and bounds of the errors of their float64 evaluations.
+
+    ``inverse(slope, near)`` gives about the point at which the derivative is ``slope``, between the same inflection
+    points as ``near``, and anything where there is none. Without it, the derivative is bisected.
+    """
 
     function: Function
     derivative: Function
     value_error: Error
     slope_error: Error
+    inverse: Callable[[Tensor, Tensor], Tensor] | None = None
     samples: tuple[float, ...] = ()
     """Extra abscissae at which the slope changes most; they only serve to choose slopes."""
 
@@ -59,8 +64,7 @@ class SmoothFunction(CurveShape):
         return self._range(bounds)
 
     def _range(self, bounds: Interval) -> Interval:
-        at = [bounds.lower, bounds.upper, *(within(point, bounds) for point in self.stationary)]
-        values = torch.stack([self.function(point) for point in at])
+        values = self.function(with_ends(self.stationary, bounds))
         return Interval(values.amin(dim=0), values.amax(dim=0))
 
     def _where(self, usable: Tensor, bounds: Interval) -> Interval:
@@ -105,13 +109,11 @@ class SmoothFunction(CurveShape):
         ends of the function's range.
         """
         finite = self._usable(bounds)
-        zero = torch.zeros_like(bounds.lower)
-        inside = self._where(finite, bounds)
-        lower_slope, upper_slope = (
-            torch.where(finite & each.isfinite(), each, zero) for each in (lower_slope, upper_slope)
-        )
-        span = self.range(bounds)
-        above, below = self._least(inside, torch.stack([lower_slope, upper_slope])).unbind()
+        inside, span = self._where(finite, bounds), self.range(bounds)
+        slopes = torch.stack([lower_slope, upper_slope])
+        slopes = torch.where(finite & slopes.isfinite(), slopes, torch.zeros_like(slopes))
+        lower_slope, upper_slope = slopes.unbind()
+        above, below = self._least(inside, slopes).unbind()
         return Relaxation(
             lower_slope=lower_slope,
             upper_slope=upper_slope,
@@ -122,31 +124,30 @@ class SmoothFunction(CurveShape):
     def _least(self, bounds: Interval, slopes: Tensor) -> Tensor:
         """Return lower bounds of ``f(z) − k z`` for the first of two slopes k and of ``k z − f(z)`` for the second."""
         eps, largest = 4 * torch.finfo(slopes.dtype).eps, torch.finfo(slopes.dtype).max
-        ends = self.function(bounds.lower).abs() + self.function(bounds.upper).abs()
+        edges = with_ends(self.inflections, bounds).unsqueeze(1)
+        at_edges = self.function(edges)
+        ends = at_edges[0].abs() + at_edges[-1].abs()
         sloped = slopes.detach().abs() * torch.maximum(bounds.lower.abs(), bounds.upper.abs())
+        sign = torch.linspace(1, -1, 2, dtype=slopes.dtype, device=slopes.device).reshape(2, *[1] * (slopes.ndim - 1))
+        rise = sign * slopes
 
-        def heights(points: Tensor) -> Tensor:
-            values = self.function(points)
-            above, _ = (values.clamp(max=largest) - slopes * points).unbind(dim=1)
-            _, below = (values.clamp(min=-largest) - slopes * points).unbind(dim=1)
+        def heights(points: Tensor, values: Tensor) -> Tensor:
             # Next to a pole, the error of the largest value would hide all others.
             sizes = ends if self.defined is None else values.abs().clamp(max=largest)
-            return torch.stack([above, -below], dim=1) - eps * (sizes + sloped).detach()
+            return (sign * values).clamp(max=largest) - rise * points - eps * (sizes + sloped).detach()
 
-        edges = torch.stack([bounds.lower, *(within(point, bounds) for point in self.inflections), bounds.upper])
-        least = heights(edges.unsqueeze(1)).amin(dim=0)
+        least = heights(edges, at_edges).amin(dim=0)
         # At an extremum the height does not change with z: its gradient needs the points as constants only.
         with torch.no_grad():
-            start, end = edges[:-1].unsqueeze(1), edges[1:].unsqueeze(1)
-            low, high = self._bracket(start, end, slopes)
-            point = low / 2 + high / 2
+            start, end, is_flatter = edges[:-1], edges[1:], self.derivative(edges) < slopes
+            low, point, high = self._bracket(start, end, slopes)
             # If the height is nowhere level in a piece, it is lowest at an end, which gradients must reach.
             steep = self.derivative(point)
-            level = (self.derivative(start) < slopes) != (self.derivative(end) < slopes)
+            level = is_flatter[:-1] != is_flatter[1:]
             # If the function bends away from the line, it is above its tangent in the bracket; if not, the ends
             # of the piece are lowest, and the tangent is above them.
             fall = ((steep - slopes).abs() + eps * steep.abs()) * torch.maximum(point - low, high - point)
-        inner = torch.where(level, heights(point) - fall, torch.inf)
+        inner = torch.where(level, heights(point, self.function(point)) - fall, torch.inf)
         least = torch.minimum(least, inner.amin(dim=0))
         return least - eps * least.detach().abs()
 
@@ -156,10 +157,13 @@ class SmoothFunction(CurveShape):
         reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
         return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 
-    def _bracket(self, start: Tensor, end: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a bracket of f′(z) = slope between two points; if there is no solution, the bracket shrinks to an
-        end.
+    def _bracket(self, start: Tensor, end: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a bracket of f′(z) = slope between two points, with a point of it that nearly solves the equation, in
+        order; if there is no solution, any.
         """
+        if self.inverse is not None:
+            point = self.inverse(slope, start / 2 + end / 2)
+            return start, torch.fmax(torch.fmin(point, end), start), end  # NaN becomes an end
         rising = self.derivative(start) < slope
         low, high = start.expand_as(rising), end.expand_as(rising)
         for step in range(-len(self.samples), BISECTIONS[start.dtype]):
@@ -168,7 +172,7 @@ class SmoothFunction(CurveShape):
                 middle = torch.full_like(middle, self.samples[step]).clamp(low, high)
             before = (self.derivative(middle) < slope) == rising
             low, high = torch.where(before, middle, low), torch.where(before, high, middle)
-        return low, high
+        return low, low / 2 + high / 2, high
 
     def _slopes(self, bounds: Interval) -> tuple[Tensor, Tensor]:
         """Return slopes of the convex and the concave envelope at the interval's middle, over sampled points.
@@ -177,11 +181,12 @@ class SmoothFunction(CurveShape):
         """
         points, middle = self._points(bounds), bounds.centre
         values = self.function(points)
+        before, after = (points[:-HALF], values[:-HALF]), (points[HALF:], values[HALF:])
         lower_slope = upper_slope = self.derivative(middle)
         lowest, highest = torch.full_like(middle, torch.inf), torch.full_like(middle, -torch.inf)
         at_once = max(1, PAIRS // max(1, points.numel()))
-        for point, value in zip(torch.split(points, at_once), torch.split(values, at_once), strict=True):
-            chord, at_middle, usable = _pairs(bounds, (point, value), (points, values))
+        for part in zip(*(torch.split(each, at_once) for each in before), strict=True):
+            chord, at_middle, usable = _pairs(bounds, part, after)
             below, index = torch.where(usable, at_middle, torch.inf).min(dim=0)
             lower_slope = torch.where(below < lowest, _pick(chord, index), lower_slope)
             above, index = torch.where(usable, at_middle, -torch.inf).max(dim=0)
@@ -190,13 +195,16 @@ class SmoothFunction(CurveShape):
         return lower_slope, upper_slope
 
     def _points(self, bounds: Interval) -> Tensor:
-        """Return ``(points, batch, *shape)``: evenly spread ones, and those at which the function bends."""
+        """Return ``(points, batch, *shape)``: evenly spread ones, and between their halves those at which the function
+        bends.
+        """
         lower, upper = bounds.lower, bounds.upper
         fractions = torch.linspace(0, 1, UNIFORM_POINTS, dtype=lower.dtype, device=lower.device)
         fractions = fractions.reshape(-1, *[1] * lower.ndim)
         spread = lower * (1 - fractions) + upper * fractions
-        samples = [within(point, bounds).unsqueeze(0) for point in self.samples]
-        return torch.cat([spread, *samples]) if samples else spread
+        if not self.samples:
+            return spread
+        return torch.cat([spread[:HALF], all_within(self.samples, bounds), spread[HALF:]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +290,7 @@ def _chords(points: Tensor, values: Tensor, bounds: Interval) -> tuple[Tensor, T
     """
     low, high = bounds.lower, bounds.upper
     smallest = 64 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
-    at_low, at_high = values[0], values[UNIFORM_POINTS - 1]
+    at_low, at_high = values[0], values[-1]
     whole = (at_high - at_low) / torch.where(high - low > smallest, high - low, torch.ones_like(low))
     return tuple(
         torch.where(run > smallest, rise / torch.where(run > smallest, run, torch.ones_like(run)), whole)

@@ -202,7 +202,7 @@ class _RigorousLayers(LayerArithmetic):
 def _rows_at_once(network: Network, start: str, batch: int, options: BoundOptions) -> int:
     """Return how many rows of each rank go together. They are dense: patches would need allowances of their own."""
     before = 0 if network.before is None else network.before.entries
-    return max(1, options.passing(0).elements // (batch * max(network.widest * network.shares(start), before)))
+    return max(1, options.passing(0) // (batch * max(network.widest * network.shares(start), before)))
 
 
 def plain_convolutions() -> AbstractContextManager[None]:

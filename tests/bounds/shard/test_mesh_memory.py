@@ -39,7 +39,7 @@ def mlp(mesh: Mesh) -> tuple[nn.Module, tuple[int, ...]]:
 
 def transformer(mesh: Mesh) -> tuple[nn.Module, tuple[int, ...]]:
     config = TransformerConfig(
-        vocab_size=16, dim=DIM, layers=1, heads=4, kv_heads=4, ffn_dim=4 * DIM, max_sequence=TOKENS
+        vocab_size=16, dim=DIM, layers=1, heads=4, kv_heads=4, ffn_dim=8 * DIM, max_sequence=TOKENS
     )
     module = build(config, mesh)
     assert isinstance(module, Transformer)

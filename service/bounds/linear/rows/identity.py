@@ -34,6 +34,12 @@ class IdentityRows(StructuredRows):
         rows = entries[self.index]
         return torch.cat([rows, -rows], dim=1) if self.mirrored else rows
 
+    def wider_kind(self, shape: tuple[int, ...]) -> type[BlockRows | Patches] | None:
+        """Return that of rows in their block, or patches of one place if the value is an image."""
+        if self.block is not None:
+            return BlockRows
+        return None if image_of(shape) is None else Patches
+
     def wider(self, shape: tuple[int, ...], like: Tensor) -> BlockRows | Patches | None:
         """Return the rows in their block, or patches of one place if the value is an image ``(…, channels, height,
         width)``.

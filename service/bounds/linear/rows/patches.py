@@ -98,6 +98,11 @@ class Patches(StructuredRows):
         shown: Tensor = everywhere[torch.arange(batch, device=image.device)[:, None], :, down, across]
         return shown
 
+    def of_each(self, *images: Tensor) -> tuple[Tensor, ...]:
+        """Return :meth:`of` of several images of one shape."""
+        together = torch.cat([image.reshape(len(image), *image.shape[-3:]) for image in images], dim=1)
+        return self.of(together).chunk(len(images), dim=2)
+
     def clipped(self, shape: tuple[int, ...]) -> Patches:
         """Return patches that are zero outside of their image."""
         if self.inside or not any(map(any, self.margins(shape))):
@@ -141,5 +146,5 @@ class Patches(StructuredRows):
         found = fused.least_in_patches(self.values, self.place, self.moves, lower, upper)
         if found is not None:
             return found
-        centre, radius = self.of(lower / 2 + upper / 2), self.of(upper / 2 - lower / 2)
+        centre, radius = self.of_each(lower / 2 + upper / 2, upper / 2 - lower / 2)
         return (self.values * centre - self.values.abs() * radius).flatten(2).sum(dim=2)

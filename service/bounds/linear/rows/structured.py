@@ -25,8 +25,12 @@ class StructuredRows(ABC):
         """Return whether rows over a value of this shape take less work than dense ones."""
         return True
 
+    def wider_kind(self, shape: tuple[int, ...]) -> type[StructuredRows] | None:
+        """Return the next more general representation; ``None`` if only dense rows are left."""
+        return None
+
     def wider(self, shape: tuple[int, ...], like: Tensor) -> StructuredRows | None:
-        """Return these rows in the next more general representation; ``None`` if only dense rows are left."""
+        """Return these rows in that representation, if there is one."""
         return None
 
     def plus(self, other: StructuredRows) -> StructuredRows | None:
