@@ -61,7 +61,9 @@ def apply_fsdp(
             raise ValueError(f"{precision} needs a launched group: FSDP casts the parameters")
         return model
     _check_parameters(model)
-    policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=precision.reduce)
+    # FSDP adds micro-batches up in its type of reduction: float32, which holds many. _Exchange has the one asked for.
+    accumulated = None if precision.reduce is None else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=accumulated)
     if units is None:
         blocks = getattr(model, "blocks", None)
         units = blocks.values() if isinstance(blocks, nn.ModuleDict) else ()
@@ -74,7 +76,24 @@ def apply_fsdp(
             module.set_gradient_divide_factor(1.0)
             # Plain SUM: gloo has no average, and a factor of 1 needs no scaled sum from NCCL either.
             module.set_force_sum_reduction_for_comms(True)
+            if precision.reduce != accumulated:
+                module.set_custom_reduce_scatter(_Exchange(precision.reduce))  # type: ignore[arg-type]
     return model
+
+
+class _Exchange:
+    """Sums gradients over ranks in ``dtype``: FSDP casts what it copies into the buffers that this allocates."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=self._dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> Any:
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -121,12 +140,16 @@ def free_parameters(model: nn.Module) -> None:
 def absorb_gradients(model: nn.Module) -> None:
     """Call after weight gradients were added outside a backward pass.
 
-    FSDP adds up in the type in which it reduces, but looks at gradients only at the end of a backward.
+    FSDP adds up in float32, but looks at gradients only at the end of a backward.
     """
     for group in _parameter_groups(model):
-        for parameter in group.fsdp_params:
-            parameter.accumulate_unsharded_grad_if_needed()
-            parameter.to_accumulated_grad_if_needed()
+        _absorb(group.fsdp_params)
+
+
+def _absorb(parameters: Iterable[Any]) -> None:
+    for parameter in parameters:
+        parameter.accumulate_unsharded_grad_if_needed()
+        parameter.to_accumulated_grad_if_needed()
 
 
 def reduce_gradients(model: nn.Module) -> None:
@@ -180,6 +203,8 @@ class PartlyUsed:
     def _filling(self, group: Any, post_backward: Callable[..., None]) -> Callable[..., None]:
         def filled(*arguments: Any) -> None:
             gathered = [each for each in group.fsdp_params if hasattr(each, "unsharded_param")]
+            if any(each.unsharded_accumulated_grad is not None for each in gathered):
+                _absorb(gathered)  # those that only the last micro-batch used are in another type
             there = [each for each in gathered if _gradient(each) is not None]
             self._used.update(id(each.sharded_param) for each in there)
             if group.reduce_grads:
