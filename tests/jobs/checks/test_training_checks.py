@@ -42,6 +42,8 @@ def stop(metric: str = "eval_loss", **fields: Any) -> dict[str, Any]:
             [("schedule.metric", "eval_accuracy", "one of eval_loss, eval_perplexity")],
         ),
         ({"schedule": {"decay": "wsd", "warmup": 3, "last": 7}}, [("schedule.last", 7, "at most 6")]),
+        ({"schedule": {"decay": "wsd", "warmup": 9, "last": 1}}, [("schedule.warmup", 9, "at most 8")]),
+        ({"schedule": {"warmup": 9}}, [("schedule.warmup", 9, "at most 8")]),
         ({"optimizer": MUON}, []),
         (
             {"optimizer": {**MUON, "groups": [{"match": ["*.bias", "head.white"]}]}},
