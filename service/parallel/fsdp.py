@@ -67,6 +67,8 @@ def apply_fsdp(
     if units is None:
         blocks = getattr(model, "blocks", None)
         units = blocks.values() if isinstance(blocks, nn.ModuleDict) else ()
+    units = tuple(units)
+    _check_apart(model, units)
     for unit in units:
         fully_shard(unit, mesh=mesh.shard_mesh, mp_policy=policy, reshard_after_forward=reshard)
     # The root's own parameters are needed again at once in the backward, so they stay gathered.
@@ -105,6 +107,21 @@ def _check_parameters(model: nn.Module) -> None:
                 "cast to precision.param; make it of shape (1,), as torch.ones(1) is, or train on one rank in fp32"
             )
     check_replaceable(model, "the parameters of parallel.dp_shard, dp_replicate and precision")
+
+
+def _check_apart(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Raise ``ValueError`` for a parameter of two units, or of one and what remains."""
+    names = {id(module): name for name, module in model.named_modules()}
+    owners: dict[int, tuple[str, str]] = {}
+    inside = {f"{names[id(unit)]}." for unit in units if unit is not model}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = max((each for each in inside if name.startswith(each)), key=len, default="")
+        other, first = owners.setdefault(id(parameter), (owner, name))
+        if other != owner:
+            raise ValueError(
+                f"the parameters {first!r} and {name!r} are one, in parts that FSDP gathers apart; give each part its "
+                "own, or train with parallel.dp_shard and dp_replicate 1 and precision in fp32"
+            )
 
 
 def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
