@@ -61,10 +61,14 @@ def apply_fsdp(
             raise ValueError(f"{precision} needs a launched group: FSDP casts the parameters")
         return model
     _check_parameters(model)
-    policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=precision.reduce)
+    # FSDP adds micro-batches up in its type of reduction: float32, which holds many. _Exchange has the one asked for.
+    accumulated = None if precision.reduce is None else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=accumulated)
     if units is None:
         blocks = getattr(model, "blocks", None)
         units = blocks.values() if isinstance(blocks, nn.ModuleDict) else ()
+    units = tuple(units)
+    _check_apart(model, units)
     for unit in units:
         fully_shard(unit, mesh=mesh.shard_mesh, mp_policy=policy, reshard_after_forward=reshard)
     # The root's own parameters are needed again at once in the backward, so they stay gathered.
@@ -74,7 +78,24 @@ def apply_fsdp(
             module.set_gradient_divide_factor(1.0)
             # Plain SUM: gloo has no average, and a factor of 1 needs no scaled sum from NCCL either.
             module.set_force_sum_reduction_for_comms(True)
+            if precision.reduce != accumulated:
+                module.set_custom_reduce_scatter(_Exchange(precision.reduce))  # type: ignore[arg-type]
     return model
+
+
+class _Exchange:
+    """Sums gradients over ranks in ``dtype``: FSDP casts what it copies into the buffers that this allocates."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=self._dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> Any:
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -86,6 +107,21 @@ def _check_parameters(model: nn.Module) -> None:
                 "cast to precision.param; make it of shape (1,), as torch.ones(1) is, or train on one rank in fp32"
             )
     check_replaceable(model, "the parameters of parallel.dp_shard, dp_replicate and precision")
+
+
+def _check_apart(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Raise ``ValueError`` for a parameter of two units, or of one and what remains."""
+    names = {id(module): name for name, module in model.named_modules()}
+    owners: dict[int, tuple[str, str]] = {}
+    inside = {f"{names[id(unit)]}." for unit in units if unit is not model}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = max((each for each in inside if name.startswith(each)), key=len, default="")
+        other, first = owners.setdefault(id(parameter), (owner, name))
+        if other != owner:
+            raise ValueError(
+                f"the parameters {first!r} and {name!r} are one, in parts that FSDP gathers apart; give each part its "
+                "own, or train with parallel.dp_shard and dp_replicate 1 and precision in fp32"
+            )
 
 
 def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
@@ -121,12 +157,16 @@ def free_parameters(model: nn.Module) -> None:
 def absorb_gradients(model: nn.Module) -> None:
     """Call after weight gradients were added outside a backward pass.
 
-    FSDP adds up in the type in which it reduces, but looks at gradients only at the end of a backward.
+    FSDP adds up in float32, but looks at gradients only at the end of a backward.
     """
     for group in _parameter_groups(model):
-        for parameter in group.fsdp_params:
-            parameter.accumulate_unsharded_grad_if_needed()
-            parameter.to_accumulated_grad_if_needed()
+        _absorb(group.fsdp_params)
+
+
+def _absorb(parameters: Iterable[Any]) -> None:
+    for parameter in parameters:
+        parameter.accumulate_unsharded_grad_if_needed()
+        parameter.to_accumulated_grad_if_needed()
 
 
 def reduce_gradients(model: nn.Module) -> None:
@@ -180,6 +220,8 @@ class PartlyUsed:
     def _filling(self, group: Any, post_backward: Callable[..., None]) -> Callable[..., None]:
         def filled(*arguments: Any) -> None:
             gathered = [each for each in group.fsdp_params if hasattr(each, "unsharded_param")]
+            if any(each.unsharded_accumulated_grad is not None for each in gathered):
+                _absorb(gathered)  # those that only the last micro-batch used are in another type
             there = [each for each in gathered if _gradient(each) is not None]
             self._used.update(id(each.sharded_param) for each in there)
             if group.reduce_grads:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from service.parallel import collectives
 from service.parallel.distributed import rank_and_size
+from service.parallel.fsdp import is_static
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.placement import local
 from service.torch_internals.table import internal
@@ -85,16 +86,25 @@ def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device)
         raise NonFiniteError(f"the weights are not finite on rank {ranks[0]} after the update of step {step}")
 
 
+def _gradient_or_zeros(parameter: nn.Parameter) -> Tensor:
+    """Return this rank's part of the gradient, which is made where there is none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return local(parameter.grad)
+
+
 @dataclass(frozen=True)
 class TiedStages:
     """Holds this rank's tied parameters: ``originals`` on the first stage, ``copies`` on the last, in the same order.
 
     Each is empty on ranks without that stage. ``group`` spans the ranks of both stages; it is empty if they are one.
+    A model that ``is_static`` uses all of them in each step.
     """
 
     originals: tuple[nn.Parameter, ...] = ()
     copies: tuple[nn.Parameter, ...] = ()
     group: str = ""
+    is_static: bool = False
 
     @classmethod
     def between(
@@ -112,19 +122,30 @@ class TiedStages:
             originals=() if first is None else tuple(map(first.get_parameter, tied.values())),
             copies=() if last is None else tuple(map(last.get_parameter, tied)),
             group=mesh.group_of_stages(owners[0], owners[-1]),
+            is_static=all(map(is_static, stages.values())),
         )
 
     def sum_gradients(self) -> None:
         """Give original and copy the sum of their gradients; the ranks of both stages call it together."""
         if self.group:
-            for parameter in (*self.originals, *self.copies):
-                if parameter.grad is not None:
-                    dist.all_reduce(local(parameter.grad), group=collectives.resolve(self.group))
+            parameters = (*self.originals, *self.copies)
+            for parameter, is_used in zip(parameters, self._used_by_any(parameters), strict=True):
+                if is_used:
+                    dist.all_reduce(_gradient_or_zeros(parameter), group=collectives.resolve(self.group))
             return
         for original, copy in zip(self.originals, self.copies, strict=True):
-            if original.grad is not None and copy.grad is not None:
-                own, other = local(original.grad), local(copy.grad)
+            if original.grad is not None or copy.grad is not None:
+                own, other = _gradient_or_zeros(original), _gradient_or_zeros(copy)
                 other.copy_(own.add_(other))
+
+    def _used_by_any(self, parameters: Sequence[nn.Parameter]) -> list[bool]:
+        """Return whether a rank of the group has a gradient of each; without a collective if models are static."""
+        used = [parameter.grad is not None for parameter in parameters]
+        if self.is_static or not used:
+            return used
+        flags = torch.tensor(used, dtype=torch.int32).to(parameters[0].device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=collectives.resolve(self.group))
+        return [bool(flag) for flag in flags.tolist()]
 
     @torch.no_grad()
     def take_up(self, moments: Callable[[nn.Parameter], Mapping[str, Tensor]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -115,7 +116,11 @@ def check_cross_entropy(grid: mesh.Mesh) -> dict[str, float]:
     loss = vocabulary_parallel_cross_entropy(own, targets, grid.tp)
     loss.backward()
     half = vocabulary_parallel_cross_entropy(own.detach().bfloat16(), targets, grid.tp)
+    certain = torch.tensor([9.0 * (grid.tp.rank == 0), 0, 0, 0, 0], dtype=torch.bfloat16, requires_grad=True)
+    vocabulary_parallel_cross_entropy(certain[None], torch.tensor([0]), grid.tp).backward()
+    assert certain.grad is not None
     return {
+        "certain": float(certain.grad[0]),
         "loss": distance(loss, expected),
         "gradient": distance(own.grad, gradient[..., grid.tp.rank * width : (grid.tp.rank + 1) * width]),
         "bfloat16": float(half - expected) / float(expected),
@@ -188,6 +193,7 @@ def test_two_ranks_equal_one(torchrun: Any) -> None:
         assert max(transformer.values()) < TOLERANCE, transformer
         entropy = found["cross_entropy"]
         assert abs(entropy.pop("bfloat16")) < 1e-2
+        assert entropy.pop("certain") == pytest.approx((1, -9)[rank == 0] / (math.exp(9) + 9), rel=1e-2)
         assert max(entropy.values()) < TOLERANCE, entropy
         assert_collectives(rank, found["collectives"])
 

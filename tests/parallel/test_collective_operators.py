@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -25,14 +25,6 @@ from service.parallel import collectives, mesh
 
 TRANSFORMER = TransformerConfig(vocab_size=32, dim=16, layers=1, heads=4, kv_heads=2, max_sequence=12)
 MLP = MlpConfig(in_features=6, hidden=(8, 8), out_features=3)
-
-
-@pytest.fixture
-def group() -> Iterator[str]:
-    """The name of a real group that this process is alone in."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD.group_name
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

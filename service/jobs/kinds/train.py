@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from math import gcd
 
 from pydantic import ValidationError
 
@@ -13,6 +14,7 @@ from service.jobs.checks.gate import check_gate
 from service.jobs.checks.samples import check_samples
 from service.jobs.plugins import Better, CheckContext, JobKind, ModelConfig, Tokens
 from service.jobs.records import Job, Problem
+from service.jobs.spec.arithmetic import FLOAT8_MULTIPLE
 from service.jobs.spec.common import MOST_FOLLOWED, TERMINAL, StoppingRule
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.families import TransformerConfig
@@ -50,6 +52,7 @@ def _check_model(
     yield from (Problem(*reason) for reason in spec.schedule.check(spec))
     yield from _check_evaluations(spec)
     yield from _check_batch(spec)
+    yield from _check_float8_rows(spec, data)
     yield from check_pipeline(spec, spec.micro_batches)
     yield from check_float8(spec, config, context)
 
@@ -131,6 +134,21 @@ def _check_batch(spec: TrainSpec) -> Iterator[Problem]:
         message = f"{arithmetic} do not divide by {spec.micro_batches} micro-batches"
         expected = f"a multiple of {dp * spec.micro_batches}, or another pipeline.micro_batches"
         yield Problem("batch.global", message, batch, expected)
+
+
+def _check_float8_rows(spec: TrainSpec, data: DataSpec) -> Iterator[Problem]:
+    """Yield why a forward's samples, or tokens, are no multiple that float8 products have."""
+    length = data.gives.sequence if isinstance(data.gives, Tokens) else 1
+    rows = spec.forward_samples * length
+    if not spec.precision.float8 or not rows % FLOAT8_MULTIPLE:
+        return
+    samples = FLOAT8_MULTIPLE // gcd(length, FLOAT8_MULTIPLE)
+    message = f"precision.float8 needs a multiple of {FLOAT8_MULTIPLE} rows in a forward, and this has {rows}"
+    if spec.batch.micro is not None:
+        yield Problem("batch.micro", message, spec.batch.micro, f"a multiple of {samples}")
+    else:
+        whole = samples * spec.parallel.dp * spec.micro_batches
+        yield Problem("batch.global", message, spec.batch.global_, f"a multiple of {whole}")
 
 
 def _check_resume(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:

@@ -273,7 +273,10 @@ class ScheduleConfig(Strict):
 
     def check(self, spec: Any) -> list[Reason]:
         """Return reasons why the job that names it, a ``TrainSpec``, cannot follow it."""
-        return []
+        if self.warmup < spec.steps:
+            return []
+        message = f"the rate would not reach its peak in steps={spec.steps}"
+        return [("schedule.warmup", message, self.warmup, f"at most {spec.steps - 1}")]
 
 
 class ProgramConfig(Strict):

@@ -12,6 +12,9 @@ from service.jobs.spec.common import Dependency, JobId, ParallelSpec, Strict, di
 DTYPES: Mapping[str, str] = {"fp32": "float32", "bf16": "bfloat16"}
 """The types of numbers that specs may name, with the names that torch and Hugging Face's files have for them."""
 
+FLOAT8_MULTIPLE = 16
+"""Products of float8 need every dimension of their factors to be a multiple of this."""
+
 if TYPE_CHECKING:
     DtypeName = str
 else:

@@ -46,7 +46,7 @@ class _ToTheEnd(ScheduleConfig):
 
     def _progress(self, step: int, steps: int) -> float:
         span = steps - 1 - self.warmup
-        return (step - self.warmup) / span if span > 0 else 0.0
+        return (step - self.warmup) / span if span > 0 else float(self.warmup > 0)  # an only step is at the peak
 
 
 class CosineDecay(_ToTheEnd):
@@ -78,10 +78,10 @@ class WsdDecay(_ToTheEnd):
 
     def check(self, spec: _StepsField) -> list[Reason]:
         most = spec.steps - self.warmup
-        if self.last <= most:
-            return []
+        if self.last <= most or most <= 0:
+            return super().check(spec)
         message = f"warmup={self.warmup} and the decay do not fit into steps={spec.steps}"
-        return [("schedule.last", message, self.last, f"at most {most}" if most > 0 else "a shorter warmup")]
+        return [("schedule.last", message, self.last, f"at most {most}")]
 
 
 class StepDecay(ScheduleConfig):

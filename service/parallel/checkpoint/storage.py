@@ -53,17 +53,21 @@ def save(
     """
     working = _working_folder(folder, step)
     on_first_rank(lambda: _make_anew(working), f"make {working}", group)
-    writer = ShardWriter(working)
-    with _no_group_meant(rank_and_size()[1] == 1):
-        dcp_save(
-            dict(state),
-            storage_writer=writer,
-            planner=_UnpaddedSavePlanner(rows or {}),
-            process_group=group,
-            no_dist=rank_and_size()[1] == 1,
-        )
-    target = folder / f"step_{step}"
-    on_first_rank(lambda: publish(folder, step, meta, keep, writer.digests), f"publish {target}", group)
+    writer, target = ShardWriter(working), folder / f"step_{step}"
+    try:
+        with _no_group_meant(rank_and_size()[1] == 1):
+            dcp_save(
+                dict(state),
+                storage_writer=writer,
+                planner=_UnpaddedSavePlanner(rows or {}),
+                process_group=group,
+                no_dist=rank_and_size()[1] == 1,
+            )
+        on_first_rank(lambda: publish(folder, step, meta, keep, writer.digests), f"publish {target}", group)
+    except BaseException:
+        if rank_and_size()[0] == 0:
+            _remove_unfinished(folder)
+        raise
     return require(target)
 
 
@@ -120,8 +124,13 @@ def on_first_rank(act: Callable[[], None], what: str, group: ProcessGroup | None
 
 
 def _make_anew(working: Path) -> None:
-    shutil.rmtree(working, ignore_errors=True)
+    _remove_unfinished(working.parent)
     working.mkdir(parents=True)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _check_fits(
@@ -245,7 +254,7 @@ def _write_meta(working: Path, meta: Mapping[str, Any]) -> None:
 
 
 def discard(damaged: Checkpoint) -> None:
-    """Take away the name of a checkpoint that is good for nothing; the next one that is published removes it."""
+    """Take away the name of a checkpoint that is good for nothing; the next one that is written removes it."""
     damaged.path.rename(damaged.path.with_name(f"{_UNFINISHED}damaged_{damaged.path.name}"))
 
 
@@ -253,5 +262,4 @@ def _prune(folder: Path, keep: int) -> None:
     """Remove all but the ``keep`` newest checkpoints, and the leftovers of interrupted saves."""
     for checkpoint in complete(folder)[:-keep]:
         checkpoint.path.rename(folder / f"{_UNFINISHED}old_{checkpoint.path.name}")
-    for leftover in folder.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    _remove_unfinished(folder)

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from service.jobs.runtime import RefusedError
+from service.jobs.spec.arithmetic import FLOAT8_MULTIPLE
 from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from service.parallel.tensor.placement import local
 from service.torch_internals.table import internal
 
 OPERAND, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 CAPABILITY = (8, 9)
-_MULTIPLE = 16
-"""Hardware products need every dimension of their factors to be a multiple of this."""
 
 Scaled = tuple[Tensor, Tensor]
 """A float8 tensor and the float32 scalar that it is to be multiplied by."""
@@ -60,9 +59,11 @@ def _check(name: str, weight: Tensor) -> None:
     if (found := torch.cuda.get_device_capability(weight.device)) < CAPABILITY:
         device = torch.cuda.get_device_name(weight.device)
         raise Float8Error(f"precision.float8 needs sm_89 or later; {device} is sm_{found[0]}{found[1]}")
-    if any(size % _MULTIPLE for size in weight.shape):
+    if any(size % FLOAT8_MULTIPLE for size in weight.shape):
         shape = tuple(weight.shape)
-        raise Float8Error(f"precision.float8: a rank's part of {name} is {shape}; expected multiples of {_MULTIPLE}")
+        raise Float8Error(
+            f"precision.float8: a rank's part of {name} is {shape}; expected multiples of {FLOAT8_MULTIPLE}"
+        )
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

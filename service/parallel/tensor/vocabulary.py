@@ -132,11 +132,12 @@ def _dense_part(logits: Tensor, targets: Tensor, gradient: Tensor | None) -> Ten
     """Return the sum of the losses of some rows; fills in the gradient of that sum, for ignored ones anything."""
     chances = functional.log_softmax(logits, -1, dtype=_wide(logits.dtype))
     where = targets.masked_fill(is_ignored := targets == IGNORED, 0).unsqueeze(-1)
-    loss = -chances.gather(-1, where).squeeze(-1).masked_fill(is_ignored, 0).sum()
+    targeted = chances.gather(-1, where)
     if gradient is not None:
         torch.exp(chances, out=gradient)
-        gradient.scatter_add_(-1, where, gradient.new_full((1, 1), -1.0).expand_as(where))
-    return loss
+        # Before it is rounded: in bf16 the chance of a target that is all but certain is 1.
+        gradient.scatter_(-1, where, targeted.expm1().to(gradient.dtype))
+    return -targeted.squeeze(-1).masked_fill(is_ignored, 0).sum()
 
 
 def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, group: str, first: int) -> Tensor:
@@ -152,7 +153,8 @@ def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, grou
     sums, targeted = reduce_from_group(torch.stack((exponentials.sum(-1), target)), group)
     if gradient is not None:
         torch.div(exponentials, sums.unsqueeze(-1), out=gradient)
-        gradient.scatter_add_(-1, where, -is_own.to(gradient.dtype).unsqueeze(-1))
+        less = exponentials.gather(-1, where) / sums.unsqueeze(-1) - is_own.to(sums.dtype).unsqueeze(-1)
+        gradient.scatter_(-1, where, less.to(gradient.dtype))
     losses: Tensor = (sums.log() + peak - targeted).masked_fill(targets == IGNORED, 0)
     return losses.sum()
 

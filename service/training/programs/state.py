@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from service.training.programs.failures import LackingError
 from service.training.programs.setup import PreparedProgram
 
 T = TypeVar("T")
-_OPTIMIZERS = "optimizers"
+_OPTIMIZERS, _BUILT = "optimizers", "built"
 _Plain = str | int | float | bool | None
 
 
@@ -36,6 +37,7 @@ class ProgramCheckpoints(Checkpoints):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._name(index, optimizer, parameter)
+        self._built = [[_settings(group) for group in each.param_groups] for each in training.parts.optimizers]
 
     def state(self) -> dict[str, Tensor]:
         state = {f"{MODEL_PREFIX}{name}": value.detach() for name, value in self._training.parts.members().items()}
@@ -89,11 +91,21 @@ class ProgramCheckpoints(Checkpoints):
             ) from error
 
     def _make_optimizer_states(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Give each optimizer the settings and the form of state that were saved, to be loaded into."""
+        """Give each optimizer the form of state that was saved, to be loaded into, and the settings that were saved,
+        but for those that the program now builds otherwise.
+        """
         parameters = self._training.parts.members()
-        for optimizer, described in _paired(self._training.parts.optimizers, saved, "optimizers"):
-            for group, values in _paired(optimizer.param_groups, described["groups"], "groups of an optimizer"):
-                group |= {key: _like(group.get(key), value) for key, value in values.items()}
+        for index, (optimizer, described) in enumerate(_paired(self._training.parts.optimizers, saved, "optimizers")):
+            before = described.get(_BUILT)
+            if before is None:
+                self._log("the checkpoint does not say how optimizers were built: all their settings are its own")
+            pairs = _paired(optimizer.param_groups, described["groups"], "groups of an optimizer")
+            for place, (group, values) in enumerate(pairs):
+                built = _plain_settings(self._built[index][place], f"optimizer {index}")
+                changed = {} if before is None else {k: v for k, v in before[place].items() if built.get(k, v) != v}
+                for key, old in changed.items():
+                    self._log(f"optimizer {index}, group {place}: {key} is {built[key]}, as built now; it was {old}")
+                group |= {key: _like(group.get(key), value) for key, value in values.items() if key not in changed}
             for name, kept in described["state"].items():
                 parameter = parameters[name]
                 optimizer.state[parameter] = {key: _made(value, parameter) for key, value in kept.items()}
@@ -101,10 +113,8 @@ class ProgramCheckpoints(Checkpoints):
     def _described(self, index: int, optimizer: Optimizer) -> dict[str, Any]:
         """Return the settings of an optimizer, and the form of what it keeps for each parameter."""
         where = f"optimizer {index} ({type(optimizer).__name__})"
-        groups = [
-            {key: _plain(value, f"{where} has the setting {key!r}") for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
+        groups = [_plain_settings(_settings(group), where) for group in optimizer.param_groups]
+        built = [_plain_settings(group, where) for group in self._built[index]]
         state = {
             self._name(index, optimizer, parameter): {
                 key: _form(value, parameter) if isinstance(value, Tensor) else _plain(value, f"{where} keeps {key!r}")
@@ -112,7 +122,10 @@ class ProgramCheckpoints(Checkpoints):
             }
             for parameter, kept in optimizer.state.items()
         }
-        return {"groups": groups, "state": state}
+        return {"groups": groups, _BUILT: built, "state": state}
+
+    def _log(self, line: str) -> None:
+        self._training.context.report.log(line)
 
     def _name(self, index: int, optimizer: Optimizer, parameter: Tensor) -> str:
         try:
@@ -154,6 +167,15 @@ def _made(form: Any, parameter: Tensor) -> Any:
     if form["shape"] is None:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
     return torch.zeros(form["shape"], dtype=dtype, device="cpu" if form["cpu"] else parameter.device)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of what a group of parameters is updated with."""
+    return {key: deepcopy(value) for key, value in group.items() if key != "params"}
+
+
+def _plain_settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {key: _plain(value, f"{where} has the setting {key!r}") for key, value in settings.items()}
 
 
 def _plain(value: object, which: str) -> Any:

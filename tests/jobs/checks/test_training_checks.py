@@ -11,6 +11,7 @@ from pydantic import ValidationError
 PLATEAU = {"decay": "plateau"}
 MUON = {"name": "muon", "adamw": {"match": ["head.*"]}}
 START = f"or start from its weights by model: {{job: {A}}}"
+FLOAT8 = {"float8": True}
 
 
 def stop(metric: str = "eval_loss", **fields: Any) -> dict[str, Any]:
@@ -42,6 +43,10 @@ def stop(metric: str = "eval_loss", **fields: Any) -> dict[str, Any]:
             [("schedule.metric", "eval_accuracy", "one of eval_loss, eval_perplexity")],
         ),
         ({"schedule": {"decay": "wsd", "warmup": 3, "last": 7}}, [("schedule.last", 7, "at most 6")]),
+        ({"schedule": {"decay": "wsd", "warmup": 9, "last": 1}}, [("schedule.warmup", 9, "at most 8")]),
+        ({"precision": FLOAT8, "batch": {"global": 24, "micro": 12}}, [("batch.micro", 12, "a multiple of 16")]),
+        ({"precision": FLOAT8, "batch": {"global": 24}}, [("batch.global", 24, "a multiple of 16")]),
+        ({"schedule": {"warmup": 9}}, [("schedule.warmup", 9, "at most 8")]),
         ({"optimizer": MUON}, []),
         (
             {"optimizer": {**MUON, "groups": [{"match": ["*.bias", "head.white"]}]}},

@@ -43,6 +43,7 @@ def test_rate_rises_to_the_peak_and_never_rises_again(run: tuple[int, int, float
 def test_cosine_ends_at_the_floor_and_is_halfway_in_the_middle() -> None:
     chosen = schedule(warmup=10, floor=0.2)  # a cosine, where nothing is said
     assert [chosen.share(step, 111) for step in (0, 9, 10, 60, 110)] == pytest.approx([0.1, 1, 1, 0.6, 0.2])
+    assert [chosen.share(step, 11) for step in (9, 10)] == pytest.approx([1, 0.2])
 
 
 def test_wsd_is_stable_until_its_last_steps() -> None:

@@ -125,7 +125,8 @@ def test_a_failing_save_leaves_the_previous_one(
         patched.setattr(*where, full_disk)
         with pytest.raises(error, match="No space left"):
             checkpoint.save(tmp_path, 2, tensors(seed=2), {})
-    newest = checkpoint.complete(tmp_path)[-1]
+    (newest,) = checkpoint.complete(tmp_path)
+    assert list(tmp_path.iterdir()) == [newest.path]  # a disk that is full has no room for what is left behind
     assert newest.step == 1
     assert_equal(checkpoint.load_whole(newest.path), tensors())
 

@@ -57,13 +57,13 @@ def test_leading_dimensions_and_strides_do_not_matter() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_narrow_logits_have_a_wide_loss_and_a_gradient_of_their_own_type(dtype: torch.dtype) -> None:
     logits, targets = sample(50, 7, 5.0, dtype)
+    logits.data[torch.arange(25), targets[:25]] += 12  # all but certain, and right
     expected, gradient = plain(logits, targets)
     loss = vocabulary_parallel_cross_entropy(logits, targets)
     loss.backward()
     assert (loss.dtype, logits.grad.dtype) == (torch.float32, dtype)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    bound = 4 * torch.finfo(dtype).eps
-    assert float((logits.grad.double() - gradient).abs().max()) < bound * float(gradient.abs().max())
+    torch.testing.assert_close(logits.grad.double(), gradient, rtol=1e-2, atol=1e-9)
 
 
 def test_the_gradient_is_all_that_is_kept() -> None:
@@ -91,7 +91,7 @@ def test_a_second_backward_is_refused() -> None:
 
 def test_no_gradient_is_computed_where_none_is_wanted() -> None:
     logits, targets = sample(6, 4)
-    with patch.object(torch.Tensor, "scatter_add_", side_effect=AssertionError("a gradient was computed")):
+    with patch.object(torch.Tensor, "scatter_", side_effect=AssertionError("a gradient was computed")):
         found = vocabulary_parallel_cross_entropy(logits.detach(), targets)
         with pytest.raises(AssertionError, match="a gradient was computed"):
             vocabulary_parallel_cross_entropy(logits, targets)

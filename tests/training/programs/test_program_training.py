@@ -26,6 +26,7 @@ from service.models import WeightsError
 from service.models import program as programs
 from service.models.program import Site
 from service.parallel import mesh as meshes
+from service.parallel.checkpoint import load_whole
 from service.training.gate import GateError
 from service.training.gradients import NonFiniteError
 from service.training.programs.failures import LackingError, ProgramError
@@ -125,6 +126,14 @@ def test_another_job_goes_on_where_one_was_stopped(tmp_path: Path) -> None:
         WeightsError, match=r"step 6, made by walking 1.0, does not fit .*: it has 1 optimizers, and here are 2"
     ):
         train(tmp_path, Walker(optimizer="two"), report=other, resume={"job": "job_" + "o" * 20})
+
+
+def test_a_setting_that_is_built_otherwise_than_before_is_the_new_one(tmp_path: Path) -> None:
+    train(tmp_path, stop_after=4)
+    _, report = train(tmp_path, Walker(lr=0.0), attempt=2)
+    assert "optimizer 0, group 0: lr is 0.0, as built now; it was 0.05" in report.logs
+    saved = load_whole(DataLayout(tmp_path).job(JOB).checkpoints / "step_4", "model.")
+    assert torch.equal(weights(tmp_path)["encoder.0.weight"], saved["encoder.0.weight"])
 
 
 def publish_gate(folder: Path, program: Walker, mode: str = "aot_eager", **changes: Any) -> None:

@@ -41,6 +41,7 @@ class Walker(ProgramConfig):
     evaluates: bool = True
     reads: bool = True
     optimizer: str = "Adam"
+    lr: float = 0.05
     sharded: bool = False
     fault: str = ""
     at: int = 3
@@ -84,7 +85,7 @@ class Program:
         if self.config.optimizer == "two":
             both = tuple(torch.optim.SGD(module.parameters(), lr=0.05) for module in (encoder, head))
             return Parts(modules, ("encoder", "head"), both, dtype)
-        optimizer = optimizers[self.config.optimizer](parameters, lr=0.05, **extra)
+        optimizer = optimizers[self.config.optimizer](parameters, lr=self.config.lr, **extra)
         return Parts(modules, ("encoder", "head"), (optimizer,), dtype)
 
     def _walk(self, parts: Parts, boundary: StepBoundary, x: Tensor, calls: int) -> Tensor:
