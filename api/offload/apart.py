@@ -100,7 +100,7 @@ class Apart:
         try:
             while await self._keep_process():
                 await asyncio.sleep(_PAUSE_S)
-        except OSError:
+        except Exception:  # no memory, no thread, no room for a socket
             log.exception("the process for expensive answers cannot be started; requests are answered without it")
             await asyncio.sleep(_PAUSE_S)
         self._task = None

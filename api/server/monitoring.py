@@ -91,7 +91,8 @@ class Monitor:
         self.meter.observe("trivet_event_loop_lag_seconds", max(0.0, time.monotonic() - due))
         if time.monotonic() - self._added_at >= self.every.add_s:
             self._added_at = time.monotonic()
-            await asyncio.to_thread(self._report)
+            with contextlib.suppress(StoreUnavailable):  # the lag is measured all the same
+                await asyncio.to_thread(self._report)
         return 0.0
 
     def _report(self) -> None:

@@ -257,9 +257,9 @@ class OpenIdProvider:
         refreshes = but_not is not None and known is but_not and now - self._refreshed > _REFRESH_S
         if known is not None and not refreshes and now - known.at <= _METADATA_S:
             return known
-        self._refreshed = now if refreshes else self._refreshed
         try:
             self._known = self._fetch_keys(now)
+            self._refreshed = now if refreshes else self._refreshed
         except ProviderUnavailable:
             is_away = self._away[0] >= now - _AWAY_S  # and not one whose answer is refused
             if known is None or refreshes or now - known.at > _STALE_S or not is_away:
@@ -282,14 +282,17 @@ class OpenIdProvider:
         return _ProviderKeys(metadata, key_set(self._ask("GET", metadata.jwks_uri)), now)
 
     def _ask(self, method: Literal["GET", "POST"], url: str, **options: Any) -> dict[str, Any]:
-        """Return the JSON object of an answer. For a moment after none came, nothing is asked: threads would wait."""
+        """Return the JSON object of an answer. For a moment after metadata or keys did not come, they are not asked
+        for: threads would wait. A code is traded in any case: what became of another's says nothing of it.
+        """
         since, told = self._away
-        if time.monotonic() - since <= _AWAY_S:
+        if method == "GET" and time.monotonic() - since <= _AWAY_S:
             raise ProviderUnavailable(told)
         try:
             return self._request(method, url, **options)
         except ProviderUnavailable as error:
-            self._away = (time.monotonic(), str(error))
+            if method == "GET":
+                self._away = (time.monotonic(), str(error))
             raise
 
     def _request(self, method: Literal["GET", "POST"], url: str, **options: Any) -> dict[str, Any]:

@@ -101,7 +101,9 @@ def _recorded(attempts: Path) -> dict[float, Row]:
         for event in chain.from_iterable(map(_metrics, own)):
             row = found.setdefault(event["step"], {"step": event["step"], "time": event["time"]})
             row.update(event["values"])
-        rows |= {step: row if _LOSS in row else rows.get(step, {}) | row for step, row in found.items()}
+        for step, row in found.items():
+            ran = {} if _LOSS in row else rows.get(step, {})
+            rows[step] = ran | row | {"time": ran.get("time", row["time"])}
     return rows
 
 

@@ -85,15 +85,24 @@ class ResultsFolder:
     def run(
         self, every: Sequence[BenchmarkInstance], decide: Deciding, at_once: int, tell: Callable[[str], None]
     ) -> None:
-        """Decide the instances that have no row yet, so many at a time, and append a row for each."""
+        """Decide the instances that have no row yet, so many at a time, and append a row for each.
+
+        An error that :meth:`decide` does not expect leaves its instance without a row, and is raised at the end.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         self._end_last_line()
         done = {key for key, _ in self.rows()}
         open_ = {each.key: each for each in every if each.key not in done}.values()
         pool = ThreadPoolExecutor(at_once)
         try:
-            for line in pool.map(lambda each: self._run(each, decide), open_):
-                tell(line)
+            unexpected = list[Exception]()
+            for future in [pool.submit(self._run, each, decide) for each in open_]:
+                try:
+                    tell(future.result())
+                except Exception as error:  # a defect, which must not keep the other instances from being run
+                    unexpected.append(error)
+            if unexpected:
+                raise unexpected[0]
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -104,10 +113,7 @@ class ResultsFolder:
 
     def _run(self, instance: BenchmarkInstance, decide: Deciding) -> str:
         started = time.monotonic()
-        try:
-            decided = decide(instance)
-        except Exception as error:  # a defect, which must not keep the other instances from being run
-            decided = Decided("error", reason=f"{type(error).__name__}: {error}")
+        decided = decide(instance)
         seconds = time.monotonic() - started
         if decided.witness is not None:
             home = self.root / instance.category

@@ -156,7 +156,9 @@ class Uploader:
             self._missed += len(batch)
 
     async def tell_of_result(self, result: Mapping[str, Any] | None) -> None:
-        """Send notices about numbers of the result that reached a threshold, and those not sent yet. Raises like :meth:`Attempts.emit`."""
+        """Send notices about numbers of the result that reached a threshold, and those not sent yet. Raises like
+        :meth:`Attempts.emit`.
+        """
         if reached := self._thresholds.reached_by_result(result):
             await self._emit([], None, 0, reached)
 

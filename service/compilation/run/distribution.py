@@ -96,7 +96,8 @@ def _rounding_only(built: BuiltProgram, baseline: Baseline) -> frozenset[Key]:
     first = baseline.eager.starts[0]
     one, other = (_step_from(built.restarted(), each, _FIRST) for each in (first, first.nudged(_MOVED)))
     apart = {key: one[key].double() - other[key].double() for key in one.keys() & other.keys() if key[0] == "gradient"}
-    return frozenset(key for key, distance in apart.items() if is_rounding(scale_of(one[key]), scale_of(distance)))
+    sizes = {key: (scale_of(one[key]), scale_of(distance)) for key, distance in apart.items()}
+    return frozenset(key for key, (own, moved) in sizes.items() if own > 0 and is_rounding(own, moved))
 
 
 def _without(rounding: Collection[Key], groups: Sequence[Mapping[Key, Tensor]]) -> list[Mapping[Key, Tensor]]:

@@ -55,7 +55,9 @@ def jumps(program: Program, phase: Phase, baseline: Baseline) -> Mapping[Key, fl
         moved = record_uncompiled(program, phase, baseline.iterations, starts)
         for iteration, tensors in enumerate(moved.tensors):
             for key, value in tensors.items():
-                found[key] = max(found[key], _off(key, iteration, value, baseline))
+                jump = _off(key, iteration, value, baseline)
+                if math.isfinite(jump):  # one from zeros, or to what is not finite, is no part of a size
+                    found[key] = max(found[key], jump)
     return found
 
 
@@ -66,8 +68,6 @@ def are_kinks(found: Sequence[Comparison], own: RecordedRun, baseline: Baseline,
 
 def _permitted_distance(comparison: Comparison, baseline: Baseline, most: Mapping[Key, float]) -> float:
     jump = most.get((comparison.kind, comparison.name), 0.0)
-    if math.isinf(jump):  # of zeros, or to what is not finite: no part of a size
-        return 0.0
     if comparison.iteration < baseline.iterations:
         return min(_TIMES * jump, SETTINGS.noise_limit)
     return SETTINGS.drift * jump

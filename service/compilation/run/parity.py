@@ -217,7 +217,9 @@ def _judge_running_on(
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
     if not numbers:
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
-    settings, drifted = oracle.settings, max(oracle.drift * oracle.scale, oracle.rounding)
+    # Of exact zeros nothing tells the size: their drift is that of numbers around 1.
+    drifted = max(oracle.drift * (oracle.scale or 1.0), oracle.rounding, oracle.noise.rms, oracle.allowed.rms)
+    settings = oracle.settings
     permitted = settings.running_on * tolerance.absolute * oracle.scale + settings.drift * drifted
     distance = math.sqrt(squares / numbers)
     return Comparison(*key, iteration, _ratio(distance, permitted) if distance else 0.0, largest)

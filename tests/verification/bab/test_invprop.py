@@ -196,8 +196,9 @@ def test_a_search_supposes_failure_until_the_proof_that_is_in_sight(monkeypatch:
     net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
     centre = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     lower, upper = centre - 0.7, centre + 0.7
+    patient = TimePlan(quick_share=0.0, quick_seconds=30.0)  # on a busy machine, too
     alone = replace(AT_ONCE.activations, invprop=InvpropSettings(least_layer_gain=1.0))
-    model = replace(model_from(net, 3), settings=replace(AT_ONCE, activations=alone))
+    model = replace(model_from(net, 3), settings=replace(AT_ONCE, time=patient, activations=alone))
     least = exact_minimum(net, lower, upper, ROWS[0])
     finding, _ = searched(model, specification_of(lower, upper, ROWS[:1], [least - 1e-3], [0]), seconds=1000)
     assert finding.verdict is Verdict.VERIFIED

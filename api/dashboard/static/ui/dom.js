@@ -55,8 +55,12 @@ export function s(tag, attributes = {}, ...children) {
  * @param {string} link
  */
 export function ownUrl(link) {
-  const url = URL.canParse(link, location.origin) ? new URL(link, location.origin).href : "";
-  return url.startsWith(`${location.origin}/`) ? url : null;
+  try {
+    const url = new URL(link, location.origin).href;
+    return url.startsWith(`${location.origin}/`) ? url : null;
+  } catch {
+    return null;
+  }
 }
 
 /**
