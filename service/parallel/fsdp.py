@@ -61,7 +61,7 @@ def apply_fsdp(
             raise ValueError(f"{precision} needs a launched group: FSDP casts the parameters")
         return model
     _check_parameters(model)
-    # FSDP adds micro-batches up in its type of reduction: float32, which holds many. _Exchange has the one asked for.
+    # FSDP adds micro-batches up in its type of reduction: float32. _GradientExchange has the one asked for.
     accumulated = None if precision.reduce is None else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=accumulated)
     if units is None:
@@ -79,11 +79,11 @@ def apply_fsdp(
             # Plain SUM: gloo has no average, and a factor of 1 needs no scaled sum from NCCL either.
             module.set_force_sum_reduction_for_comms(True)
             if precision.reduce != accumulated:
-                module.set_custom_reduce_scatter(_Exchange(precision.reduce))  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(_GradientExchange(precision.reduce))  # type: ignore[arg-type]
     return model
 
 
-class _Exchange:
+class _GradientExchange:
     """Sums gradients over ranks in ``dtype``: FSDP casts what it copies into the buffers that this allocates."""
 
     def __init__(self, dtype: torch.dtype) -> None:
