@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from nets import output_bounds, prepared, samples
 from operator_groups import GROUPS, Operator, blame, made
 
+from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.methods import BoundOptions
 from service.bounds.operators import OPERATORS
+from service.bounds.operators.elementary import InverseHyperbolicSine
 from service.bounds.optimise import Ascent
 
 PLAIN = ("ibp", "crown-ibp", "crown")
@@ -120,3 +122,14 @@ def test_every_rule_is_covered() -> None:
         "aten._unsafe_view.default", "aten.reshape.default", "aten.unsqueeze.default", "aten.permute.default",
         "aten.neg.default", "aten.expand.default", "aten.rsqrt.default",
     }, known - reached  # fmt: skip
+
+
+def test_a_slope_far_out_is_there_although_its_square_overflows() -> None:
+    """Without the slope of asinh its line would be flat, and below the function at the far end."""
+    bounds = Interval(torch.tensor([[2.4e20]]), torch.tensor([[1.68e33]]))
+    node = Node("f", "aten.asinh.default", {"self": Ref("z")}, (1,), ((1,),))
+    lines = InverseHyperbolicSine().relax(node, bounds)
+    assert lines.upper_intercept is not None
+    grid = torch.logspace(20.4, 33.2, 2000, dtype=torch.float64)
+    upper = grid * lines.upper_slope.double() + lines.upper_intercept.double()
+    assert float((grid.asinh() - upper).amax()) < 1e-3
