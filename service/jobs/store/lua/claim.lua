@@ -19,7 +19,6 @@ if first_time then
   redis.call("HSET", KEY.job_parts(job_id), host, "running")
   redis.call("ZREM", KEY.outbox(), name)
   redis.call("HDEL", KEY.job(job_id), "lost", "avoid")
-  redis.call("HDEL", KEY.job_batches(job_id), host)
   local unclaimed = false
   for _, status in ipairs(redis.call("HVALS", KEY.job_parts(job_id))) do
     unclaimed = unclaimed or status == "starting"

@@ -34,7 +34,7 @@ end
 local function begin_attempt(id, parts, now)
   dequeue(id)
   local attempt, project = next_attempt(id), project_of(id)
-  redis.call("DEL", KEY.job_parts(id))
+  redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id))
   for _, part in ipairs(parts) do
     take(part.host, id, attempt, { pool = part.pool, devices = part.devices, placed_at = now, project = project })
     redis.call("HSET", KEY.job_parts(id), part.host, "starting")
