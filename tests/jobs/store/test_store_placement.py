@@ -20,7 +20,7 @@ from store_builders import LIMITS, World, train
 from service.jobs.files import DataLayout
 from service.jobs.records import Job
 from service.jobs.store import HostReport, Store, stubs
-from service.jobs.store.keyspace import HOST, JOB, PENDING, PLACEMENT_IDLE
+from service.jobs.store.keyspace import HOST, JOB, PLACEMENT_IDLE
 from service.jobs.store.scripts import assemble
 
 _AGE = assemble(
@@ -198,21 +198,6 @@ def test_a_job_says_which_one_holds_it_back(store: Store, redis: redis_py.Redis,
     assert store.jobs.get(overdue.id).reason == "waits for 4 free cpu devices on one host"
     store.jobs.cancel(overdue.id)
     assert store.jobs.get(behind.id).reason == "waits for 1 free cpu device"
-
-
-def test_the_place_of_a_job_that_holds_others_back_is_exact(store: Store, redis: redis_py.Redis, world: World) -> None:
-    """A score of low priority has more digits than a number in JSON of the broker."""
-    world.beat("a", cpu=4)
-    world.submit(1, device="cpu")
-    overdue = world.submit(4, device="cpu", priority=-100)
-    age(redis, overdue, BOUND_MS)
-    store.attempts.place()
-    before = world.submit(4, device="cpu", priority=-100)
-    score = redis.zscore(PENDING(), overdue.id)
-    assert score is not None
-    for near in (-1, 1):
-        redis.zadd(PENDING(), {before.id: score + near})
-        assert ("is held back" in (store.jobs.get(before.id).reason or "")) == (near > 0)
 
 
 def calls_of_one_placement(store: Store, redis: redis_py.Redis) -> int:

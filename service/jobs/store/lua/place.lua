@@ -344,7 +344,7 @@ for _, pool in ipairs(POOLS) do
     away = #away[pool] > 0 and name_some(away[pool]) or nil,
     slow = #slow[pool] > 0 and name_some(slow[pool]) or nil,
     barrier = barrier and {
-      id = barrier.id, score = whole(barrier.score), yields_to = less_served(barrier), gets_room = barrier.gets_room,
+      id = barrier.id, score = barrier.score, yields_to = less_served(barrier), gets_room = barrier.gets_room,
     },
   }
 end

@@ -55,8 +55,7 @@ local function is_behind(id, barrier)
   if is_equal and barrier.yields_to and barrier.yields_to[project_of(id)] then
     return false
   end
-  local its_score = tonumber(barrier.score) -- text: JSON written by cjson keeps 14 digits of a number
-  return score > its_score or (score == its_score and id > barrier.id)
+  return score > barrier.score or (score == barrier.score and id > barrier.id)
 end
 
 -- Why its project's quotas keep a pending job from being placed, from what placement last saw (see place.lua), or nil.

@@ -72,7 +72,7 @@ local function describe_bounds()
         used = string.format("%.1f", bound.hours.used), most = bound.hours.most, window = bound.hours.window,
         below_in_h = bound.hours.below_in and math.ceil(bound.hours.below_in / HOUR_MS) or nil,
       },
-      barrier = barrier and { id = barrier.id, score = whole(barrier.score) },
+      barrier = barrier and { id = barrier.id, score = barrier.score },
     }
   end
   return described
