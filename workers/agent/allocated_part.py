@@ -151,6 +151,8 @@ class _HostOfAllocation:
         pause_s = 0.0
         while not self._left.wait(pause_s):
             try:
+                with contextlib.suppress(OSError):  # folders that have had no beat for a day are removed
+                    os.utime(self._folder)
                 reply = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
                 for ref in reply.kill:
                     self._registry.kill(ref)

@@ -7,6 +7,7 @@ taken back.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -173,8 +174,10 @@ class LauncherDesk:
         known = {host.name for host in self._store.hosts.list()}
         for folder in data.hosts.glob(f"{self.name}-*"):
             is_of_worker = (folder / "heartbeat").exists()
-            if folder.name not in known and not is_of_worker and time.time() - folder.stat().st_mtime > _FOLDERS_KEPT_S:
-                remove_tree(folder)
+            with contextlib.suppress(FileNotFoundError):  # a host has just removed its own
+                is_old = time.time() - folder.stat().st_mtime > _FOLDERS_KEPT_S
+                if folder.name not in known and not is_of_worker and is_old:
+                    remove_tree(folder)
 
     def _take_back(self, allocations: Sequence[Booking]) -> str:
         """Cancel useless allocations; return the scheduler's words if it did not. That delays no other job."""
