@@ -64,12 +64,13 @@ def test_float8_on_auto_is_refused_while_the_hosts_with_cuda_are_drained(store: 
     world.beat("a", cpu=0, cuda=1)
     world.beat("b", cpu=2)
     store.hosts.drain("a")
+    float8 = {"precision": {"float8": True}, "batch": {"global": 16}}
     with pytest.raises(Rejected, match="this job would run on cpu"):
-        world.submit(device="auto", precision={"float8": True})
+        world.submit(device="auto", **float8)
     world.submit(device="auto")
-    world.submit(device="cuda", precision={"float8": True})
+    world.submit(device="cuda", **float8)
     store.hosts.resume("a")
-    world.submit(device="auto", precision={"float8": True})
+    world.submit(device="auto", **float8)
 
 
 def test_a_restarted_agent_neither_frees_twice_nor_leaks(store: Store, world: World) -> None:
