@@ -111,17 +111,27 @@ def _check_parameters(model: nn.Module) -> None:
 
 def _check_apart(model: nn.Module, units: Sequence[nn.Module]) -> None:
     """Raise ``ValueError`` for a parameter of two units, or of one and what remains."""
-    names = {id(module): name for name, module in model.named_modules()}
-    owners: dict[int, tuple[str, str]] = {}
-    inside = {f"{names[id(unit)]}." for unit in units if unit is not model}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner = max((each for each in inside if name.startswith(each)), key=len, default="")
-        other, first = owners.setdefault(id(parameter), (owner, name))
-        if other != owner:
-            raise ValueError(
-                f"the parameters {first!r} and {name!r} are one, in parts that FSDP gathers apart; give each part its "
-                "own, or train with parallel.dp_shard and dp_replicate 1 and precision in fp32"
-            )
+    inside = [{id(module) for module in unit.modules()} for unit in units]
+    owners: dict[int, int] = {}
+    for number, unit in enumerate(units):
+        for parameter in unit.parameters():
+            other = owners.setdefault(id(parameter), number)
+            if id(unit) not in inside[other] and id(units[other]) not in inside[number]:
+                raise _shared(model, parameter)
+    for module in model.modules():
+        if not any(id(module) in modules for modules in inside):
+            for parameter in module.parameters(recurse=False):
+                if id(parameter) in owners:
+                    raise _shared(model, parameter)
+
+
+def _shared(model: nn.Module, parameter: nn.Parameter) -> ValueError:
+    """Return the error of a parameter in parts that are gathered apart."""
+    names = [name for name, each in model.named_parameters(remove_duplicate=False) if each is parameter]
+    return ValueError(
+        f"the parameters {' and '.join(map(repr, names))} are one, in parts that FSDP gathers apart; give each part "
+        "its own, or train with parallel.dp_shard and dp_replicate 1 and precision in fp32"
+    )
 
 
 def synchronize_gradients(model: nn.Module, is_last: bool) -> None:

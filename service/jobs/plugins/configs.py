@@ -273,10 +273,10 @@ class ScheduleConfig(Strict):
 
     def check(self, spec: Any) -> list[Reason]:
         """Return reasons why the job that names it, a ``TrainSpec``, cannot follow it."""
-        if self.warmup < spec.steps:
+        if self.warmup <= spec.steps:
             return []
         message = f"the rate would not reach its peak in steps={spec.steps}"
-        return [("schedule.warmup", message, self.warmup, f"at most {spec.steps - 1}")]
+        return [("schedule.warmup", message, self.warmup, f"at most {spec.steps}")]
 
 
 class ProgramConfig(Strict):

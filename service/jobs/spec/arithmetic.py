@@ -27,7 +27,9 @@ class PrecisionSpec(Strict):
     """Chooses the types in which a model is computed and its gradients are summed."""
 
     param: DtypeName = Field("fp32", description="the type of forwards and backwards; master weights stay in fp32")
-    reduce: DtypeName = Field("fp32", description="the type in which gradients are summed over ranks")
+    reduce: DtypeName = Field(
+        "fp32", description="the type in which gradients are summed over ranks; a rank adds them up in fp32 before"
+    )
     float8: bool = Field(False, description="linear layers in float8; needs a CUDA device of sm_89 or later")
 
     @property

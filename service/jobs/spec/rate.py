@@ -78,7 +78,7 @@ class WsdDecay(_ToTheEnd):
 
     def check(self, spec: _StepsField) -> list[Reason]:
         most = spec.steps - self.warmup
-        if self.last <= most or most <= 0:
+        if self.last <= most or most < 0:
             return super().check(spec)
         message = f"warmup={self.warmup} and the decay do not fit into steps={spec.steps}"
         return [("schedule.last", message, self.last, f"at most {most}")]

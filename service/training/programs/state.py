@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
+from math import isclose
 from typing import Any, TypeVar
 
 import torch
@@ -96,19 +96,31 @@ class ProgramCheckpoints(Checkpoints):
         """
         parameters = self._training.parts.members()
         for index, (optimizer, described) in enumerate(_paired(self._training.parts.optimizers, saved, "optimizers")):
-            before = described.get(_BUILT)
-            if before is None:
-                self._log("the checkpoint does not say how optimizers were built: all their settings are its own")
+            if _BUILT not in described:
+                self._log(f"the checkpoint does not say how optimizer {index} was built: all its settings are its own")
             pairs = _paired(optimizer.param_groups, described["groups"], "groups of an optimizer")
             for place, (group, values) in enumerate(pairs):
-                built = _plain_settings(self._built[index][place], f"optimizer {index}")
-                changed = {} if before is None else {k: v for k, v in before[place].items() if built.get(k, v) != v}
-                for key, old in changed.items():
-                    self._log(f"optimizer {index}, group {place}: {key} is {built[key]}, as built now; it was {old}")
+                changed = self._changed(index, place, described.get(_BUILT, ()))
                 group |= {key: _like(group.get(key), value) for key, value in values.items() if key not in changed}
             for name, kept in described["state"].items():
                 parameter = parameters[name]
                 optimizer.state[parameter] = {key: _made(value, parameter) for key, value in kept.items()}
+
+    def _changed(self, index: int, place: int, before: Sequence[Mapping[str, _Plain]]) -> set[str]:
+        """Return the settings of a group that the program builds otherwise than ``before``, which are the new ones; a
+        group that was added while it trained has none.
+        """
+        built, changed = self._built[index], set[str]()
+        for was, now in zip(before[place : place + 1], built[place : place + 1], strict=False):
+            plain = _plain_settings(now, f"optimizer {index}")
+            for key, old in was.items():
+                if not _differ(old, new := plain.get(key, old)):
+                    continue
+                stays = _decides_form(key, old, new)
+                taken = f"stays {old}, which decides what is kept" if stays else f"is {new}, as built now; it was {old}"
+                self._log(f"optimizer {index}, group {place}: {key} {taken}")
+                changed |= set() if stays else {key}
+        return changed
 
     def _described(self, index: int, optimizer: Optimizer) -> dict[str, Any]:
         """Return the settings of an optimizer, and the form of what it keeps for each parameter."""
@@ -125,7 +137,8 @@ class ProgramCheckpoints(Checkpoints):
         return {"groups": groups, _BUILT: built, "state": state}
 
     def _log(self, line: str) -> None:
-        self._training.context.report.log(line)
+        if self._training.context.rank == 0:
+            self._training.context.report.log(line)
 
     def _name(self, index: int, optimizer: Optimizer, parameter: Tensor) -> str:
         try:
@@ -170,8 +183,26 @@ def _made(form: Any, parameter: Tensor) -> Any:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of what a group of parameters is updated with."""
-    return {key: deepcopy(value) for key, value in group.items() if key != "params"}
+    """Return what a group of parameters is updated with, as it is now."""
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _differ(old: Any, new: Any) -> bool:
+    """Return whether two settings differ by more than the rounding of one that is kept in a tensor."""
+    numbers = all(isinstance(each, int | float) for each in (old, new))
+    return not isclose(old, new, rel_tol=1e-6) if numbers else bool(old != new)
+
+
+def _decides_form(key: str, old: Any, new: Any) -> bool:
+    """Return whether a setting decides which tensors an optimizer keeps, or where: a switch, or whether there is
+    momentum.
+    """
+    is_switch = any(isinstance(each, bool) or each is None for each in (old, new))
+    return is_switch or (key == "momentum" and bool(old) != bool(new))
 
 
 def _plain_settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:

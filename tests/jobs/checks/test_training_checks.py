@@ -43,10 +43,10 @@ def stop(metric: str = "eval_loss", **fields: Any) -> dict[str, Any]:
             [("schedule.metric", "eval_accuracy", "one of eval_loss, eval_perplexity")],
         ),
         ({"schedule": {"decay": "wsd", "warmup": 3, "last": 7}}, [("schedule.last", 7, "at most 6")]),
-        ({"schedule": {"decay": "wsd", "warmup": 9, "last": 1}}, [("schedule.warmup", 9, "at most 8")]),
+        ({"schedule": {"decay": "wsd", "warmup": 10, "last": 1}}, [("schedule.warmup", 10, "at most 9")]),
         ({"precision": FLOAT8, "batch": {"global": 24, "micro": 12}}, [("batch.micro", 12, "a multiple of 16")]),
         ({"precision": FLOAT8, "batch": {"global": 24}}, [("batch.global", 24, "a multiple of 16")]),
-        ({"schedule": {"warmup": 9}}, [("schedule.warmup", 9, "at most 8")]),
+        ({"schedule": {"warmup": 10}}, [("schedule.warmup", 10, "at most 9")]),
         ({"optimizer": MUON}, []),
         (
             {"optimizer": {**MUON, "groups": [{"match": ["*.bias", "head.white"]}]}},

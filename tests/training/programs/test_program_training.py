@@ -29,6 +29,7 @@ from service.parallel import mesh as meshes
 from service.parallel.checkpoint import load_whole
 from service.training.gate import GateError
 from service.training.gradients import NonFiniteError
+from service.training.programs import state
 from service.training.programs.failures import LackingError, ProgramError
 
 GATE = "job_" + "g" * 20
@@ -134,6 +135,20 @@ def test_a_setting_that_is_built_otherwise_than_before_is_the_new_one(tmp_path: 
     assert "optimizer 0, group 0: lr is 0.0, as built now; it was 0.05" in report.logs
     saved = load_whole(DataLayout(tmp_path).job(JOB).checkpoints / "step_4", "model.")
     assert torch.equal(weights(tmp_path)["encoder.0.weight"], saved["encoder.0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "decides"),
+    [
+        ("amsgrad", False, True, True),
+        ("momentum", 0.0, 0.9, True),
+        ("momentum", 0.8, 0.9, False),
+        ("lr", 0.05, 0.0, False),
+    ],
+)
+def test_a_setting_that_decides_what_an_optimizer_keeps_stays(key: str, old: Any, new: Any, decides: bool) -> None:
+    """Its first step would miss what was not kept before."""
+    assert state._decides_form(key, old, new) is decides
 
 
 def publish_gate(folder: Path, program: Walker, mode: str = "aot_eager", **changes: Any) -> None:
