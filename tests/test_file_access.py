@@ -70,14 +70,17 @@ ALLOWED = {
     # The folder of a job's attempts, in which ranks make nothing.
     "service/jobs/store/artifacts.py": {"attempts.mkdir"},
     "service/jobs/host/supervisor_registry.py": {
-        "atomic_write", "path.read_text", "path.unlink", "self._folder.glob", "self._folder.mkdir",
-        "self._heartbeat.touch",
+        "atomic_write", "path.read_text", "path.unlink", "self._folder / 'lock'.open", "self._folder.glob",
+        "self._folder.mkdir", "self._heartbeat.touch",
     },
     # The folder of a launcher, which ranks cannot open, and that of a host.
     "workers/agent/allocated_host.py": {"Path(file).read_text"},
     "workers/agent/agent.py": {"atomic_write", "folder.mkdir"},
-    "workers/agent/allocated_part.py": {"self._folder.mkdir"},
-    "workers/agent/launching.py": {"path.stat", "path.unlink", "self._folder.glob"},
+    "workers/agent/allocated_part.py": {"os.utime", "self._folder.mkdir"},
+    "workers/agent/launching.py": {
+        "data.hosts.glob", "folder / 'heartbeat'.exists", "folder.stat", "path.stat", "path.unlink",
+        "self._folder.glob",
+    },
     "workers/agent/supervisors.py": {"log.parent.mkdir", "self._log.open"},
     "workers/supervisor/image.py": {"os.scandir", "os.stat"},
     "workers/supervisor/keeper.py": {"open", "os.listdir"},
