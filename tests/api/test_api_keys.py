@@ -35,6 +35,12 @@ def test_a_key_is_made_with_an_end_and_rotated_with_a_grace(client: TestClient) 
     assert client.post(f"/v1/keys/{made['id']}/rotate").status_code == 409
 
 
+def test_a_key_that_lasts_as_long_as_any_is_listed_and_rotated(client: TestClient) -> None:
+    made = client.post("/v1/keys", json={"name": "ann", "expires_at": "9999-12-31T23:59:59Z"}).json()
+    assert client.post(f"/v1/keys/{made['id']}/rotate").json()["expires_at"] == made["expires_at"]
+    assert client.get("/v1/keys").status_code == client.get("/metrics").status_code == 200
+
+
 def test_a_caller_is_told_what_its_key_may_do(anonymous: TestClient, keys: Keys) -> None:
     def me(secret: str) -> dict[str, Any]:
         return dict(anonymous.get("/v1/me", headers=bearer(secret)).json())
@@ -55,6 +61,8 @@ def test_a_caller_is_told_what_its_key_may_do(anonymous: TestClient, keys: Keys)
         ({"name": "ann", "expires_at": "2001-01-01T00:00:00Z"}, "expires_at"),
         ({"name": "ann", "expires_at": "2999-01-01T00:00:00"}, "expires_at"),
         ({"name": "ann", "expires_at": "soon"}, "expires_at"),
+        ({"name": "ann", "expires_at": "9999-12-31T23:59:59.999999Z"}, "expires_at"),
+        ({"name": "ann", "expires_at": "9999-12-31T23:59:59-12:00"}, "expires_at"),
     ],
 )
 def test_odd_ends_are_refused(client: TestClient, body: dict[str, Any], path: str) -> None:

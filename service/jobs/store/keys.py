@@ -29,6 +29,8 @@ from service.jobs.store.keyspace import API_KEYS, API_KEYS_DISABLED, API_KEYS_US
 _USE_RESOLUTION_S = 60.0
 _CLOCKS_DIFFER = timedelta(minutes=5)
 """Tolerance for a client that asks for the longest life by its own clock."""
+_LAST_END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+"""A later end could be written, but not read again."""
 _NO_ENTRY = orjson.dumps({"id": "0" * 16, "name": "", "scopes": ["read"], "digest": "0" * 64, "created_at": 0})
 """Stands in for the entry of a key that does not exist."""
 _NO_DIGEST = ""
@@ -187,7 +189,7 @@ class ApiKeys:
     def _successor(self, key: ApiKey, expires_at: datetime | None) -> tuple[ApiKey, str]:
         now = datetime.now(UTC)
         if expires_at is None and key.expires_at is not None:
-            life = key.expires_at - key.created_at
+            life = min(key.expires_at - key.created_at, _LAST_END - now)
             expires_at = now + (life if self.longest_s is None else min(life, timedelta(seconds=self.longest_s)))
         successor, secret = _new(key.name, key.scopes, key.project, self._end(expires_at))
         return successor.model_copy(update={"holder": key.holder}), secret
@@ -200,6 +202,8 @@ class ApiKeys:
             return latest
         if asked <= now:
             raise Rejected([Problem("expires_at", "this time has passed", str(asked), f"a time after {now}")])
+        if asked > _LAST_END:
+            raise Rejected([Problem("expires_at", "this time is too late", str(asked), f"{_LAST_END} at the latest")])
         if latest is not None and asked > latest + _CLOCKS_DIFFER:
             message = "keys of this service do not last so long (TRIVET_MAX_KEY_DAYS)"
             raise Rejected([Problem("expires_at", message, str(asked), f"{latest} at the latest")])
