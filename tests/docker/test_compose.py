@@ -15,6 +15,7 @@ import yaml
 from network_broker import PASSWORDS
 from waiting import eventually
 
+from api.front.middleware import is_known, known_names
 from service.jobs.host import ENV_PREFIX
 from service.jobs.host.embedded_broker import find_server
 from service.jobs.monitoring.catalogue import METRICS
@@ -85,6 +86,13 @@ def test_the_dashboard_shows_metrics_that_there_are() -> None:
     provider = yaml.safe_load((folder / "dashboards" / "provider.yml").read_text())["providers"][0]
     assert "./docker/grafana:/etc/grafana/provisioning:ro" in SERVICES["grafana"]["volumes"]
     assert provider["options"]["path"] == "/etc/grafana/provisioning/dashboards"
+
+
+def test_the_api_answers_to_the_name_by_which_prometheus_scrapes_it() -> None:
+    scraped = yaml.safe_load((ROOT / "docker" / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    told = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", SERVICES["api"]["environment"]["TRIVET_ALLOWED_HOSTS"])
+    names = known_names(Settings(host="0.0.0.0", allowed_hosts=told))
+    assert all(is_known(target, names) for each in scraped[0]["static_configs"] for target in each["targets"])
 
 
 def test_tls_on_top_is_given_to_everyone_who_speaks_to_the_broker() -> None:
