@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -58,6 +59,12 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
     def __init__(self, settings: Settings, store: Store, times: SenderTimes = SenderTimes()) -> None:
         super().__init__(settings, store, times, retry_hours=settings.webhook_retry_hours)
         self._disable_s = settings.webhook_disable_days * _DAY_S
+        self._mailing = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="mail")
+        """A mail server that does not answer keeps these threads, and not those of the event loop."""
+
+    async def stop(self) -> None:
+        await super().stop()
+        self._mailing.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self) -> None:
         limits = httpx2.Limits(max_connections=_AT_ONCE, max_keepalive_connections=0)
@@ -90,7 +97,7 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
     async def _send(self, due: DueDelivery, now: datetime) -> _SendOutcome:
         body, timestamp, parts = _body(due), int(now.timestamp()), urlsplit(due.url)
         if due.format == "email":
-            return await asyncio.to_thread(self._mail, due, now)
+            return await asyncio.get_running_loop().run_in_executor(self._mailing, self._mail, due, now)
         try:
             async with asyncio.timeout(self._times.answer_s):
                 target = await vetted(due.url, self._allowed)

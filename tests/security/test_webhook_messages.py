@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -18,8 +21,12 @@ from waiting import eventually
 from webhook_receiver import Receiver
 from webhook_service import SPEC
 
+from api.deliveries.webhooks import SenderTimes, WebhookSender
+from service.jobs.records.webhooks import WebhookDelivery
 from service.jobs.settings import Settings
+from service.jobs.store import Store
 from service.jobs.store.keyspace import WEBHOOK_DUE
+from service.jobs.store.webhooks import DueDelivery
 
 __all__ = ["own_broker"]  # the file's service lives as long as its tests
 MAIL: dict[str, Any] = {"smtp_from": "trivet@example.org", "smtp_to": "ada@example.org, @lab.example"}
@@ -101,6 +108,30 @@ def test_who_is_not_allowed_is_sent_nothing(client: httpx2.Client, url: str, for
         (error,) = answer.json()["errors"]
         assert error["path"] in ("notify.webhook", "url")
         assert error["expected"].startswith(expected)
+
+
+def test_a_mail_server_that_says_nothing_keeps_no_thread_of_the_event_loop(tmp_path: Path) -> None:
+    """These end the streams of revoked keys."""
+    change = {"job": "job_0", "name": "", "kind": "train", "owner": "ada", "project": "default"}
+    event = {"type": "job.failed", "timestamp": 0, "data": {**change, "state": "failed", "attempt": 1}}
+    delivery = WebhookDelivery.model_validate({"id": "msg_0", "event": event})
+    due = DueDelivery("job_0", "mailto:ada@example.org", "", delivery, format="email")
+
+    async def sent_meanwhile(port: int) -> list[bool]:
+        mail = SecretStr(f"smtp+plain://127.0.0.1:{port}")
+        sender = WebhookSender(
+            Settings(data=tmp_path, smtp_url=mail, **MAIL), cast(Store, None), SenderTimes(answer_s=2)
+        )
+        sending = [asyncio.create_task(sender._send(due, datetime.now(UTC))) for _ in range(40)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(bool)
+        done = [task.done() for task in sending]
+        await sender.stop()
+        await asyncio.gather(*sending, return_exceptions=True)
+        return done
+
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        assert not any(asyncio.run(sent_meanwhile(mute.getsockname()[1])))
 
 
 def test_a_service_without_a_mail_server_says_so(broker: str, redis: redis_py.Redis, tmp_path: Path) -> None:
