@@ -109,8 +109,15 @@ def at_counterexample(row: BoundsRow, outputs: CounterexampleOutputs) -> BoundsR
 
 
 def around(row: BoundsRow, sample: Tensor, outputs: CounterexampleOutputs) -> BoundsRow:
-    """Return the row with the sample ``(features,)`` around which its counterexample was found."""
-    return replace(row, sample=sample.tolist(), sample_outputs=[_finite(value) for value in outputs.precise])
+    """Return the row with the sample ``(features,)`` around which its counterexample was found; of one with very many
+    features only with its outputs.
+    """
+    shown = sample.tolist() if len(sample) <= _MOST_SHOWN else None
+    return replace(row, sample=shown, sample_outputs=[_finite(value) for value in outputs.precise])
+
+
+_MOST_SHOWN = 80_000
+"""Features of a sample beside its counterexample; with more, the row would be too long for an event and be left out."""
 
 
 def _finite(value: float) -> float | None:

@@ -11,16 +11,19 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import orjson
 import pyarrow
 import pytest
+import torch
 from pyarrow import parquet
 from pydantic import TypeAdapter
 
 from api.main import create_app
-from service.jobs.events import ROW_VERDICTS, BoundsRow, MalformedEvent, parse_event
+from service.jobs.events import LONGEST_EVENT, ROW_VERDICTS, BoundsRow, MalformedEvent, parse_event
 from service.jobs.events.event import BOUND_FIELDS
 from service.jobs.settings import Settings
 from service.verification import results
+from service.verification.counterexamples import CounterexampleOutputs
 from service.verification.verdict import Verdict
 
 NAMES = [field.name for field in fields(BoundsRow)]
@@ -77,6 +80,15 @@ def test_infinite_bounds_are_words_in_json_and_numbers_in_parquet(tmp_path: Path
     assert (read.lower, read.upper) == (["-Infinity", 1.0], [2.0, "Infinity"])
     (written,) = parquet.read_table(results.write_rows([row], tmp_path)).to_pylist()
     assert (written["lower"], written["upper"]) == ([-math.inf, 1.0], [2.0, math.inf])
+
+
+def test_a_row_of_a_falsified_photograph_is_no_longer_than_an_event_may_be() -> None:
+    photograph = torch.rand(3 * 224 * 224, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    row = replace(ROW, counterexample=photograph.tolist())
+    row = results.around(row, photograph, CounterexampleOutputs((0.5,), None))
+    assert len(orjson.dumps({**row.as_dict(), "type": "bound"})) < LONGEST_EVENT
+    assert row.sample_outputs == [0.5]
+    assert results.around(ROW, torch.ones(1), CounterexampleOutputs((0.5,), None)).sample == [1.0]
 
 
 @pytest.fixture(scope="module")
