@@ -44,6 +44,7 @@ class SplitTree(BaseModel):
     )
     below: list[int] = Field(description="domains below this one that are counted but not shown")
     open_below: list[int] = Field(description="number of them that still wait")
+    stuck_below: list[int] = Field([], description="number of them that are stuck; empty of an older version's search")
     counterexample: int | None = Field(description="the shown domain that contains the counterexample")
 
 

@@ -13,6 +13,12 @@ from waiting import eventually
 pytestmark = pytest.mark.browser
 
 
+def test_what_hides_stuck_domains_is_not_drawn_as_verified(run: Any) -> None:
+    hiding = {"counterexample": None, "below": [4], "open_below": [0], "state": ["split"]}
+    assert run("tree", "stateOf", hiding | {"stuck_below": [1]}, 0) == "stuck"
+    assert run("tree", "stateOf", hiding | {"stuck_below": [0]}, 0) == run("tree", "stateOf", hiding, 0) == "verified"
+
+
 def opened(page: Page, fleet: Fleet, *events: Any) -> None:
     attempt = fleet.run(verify_spec(method="beta-crown"))
     attempt.record(*events)

@@ -160,6 +160,7 @@ class SearchTree:
             "state": [node.state for node in nodes],
             "below": [node.below for node in nodes],
             "open_below": [node.open_below for node in nodes],
+            "stuck_below": [node.stuck for node in nodes],
             "counterexample": next((index for index, node in enumerate(nodes) if node.has_counterexample), None),
         }
 

@@ -58,6 +58,9 @@ def test_what_has_no_node_is_counted_at_the_last_one_that_has() -> None:
     found = tree.as_dict()
     assert (found["below"], found["open_below"]) == ([0, 6, 0], [0, 1, 0])
     assert found["state"] == [SPLIT, SPLIT, STUCK]
+    tree.stick(deeper.flatten()[3:])
+    found = tree.as_dict()
+    assert (found["open_below"], found["stuck_below"]) == ([0, 0, 0], [0, 1, 0])
     tree.finish()
     assert tree.as_dict()["open_below"] == [0, 0, 0]
 

@@ -5,6 +5,7 @@ import { fixed, many, number } from "./format.js";
 /**
  * @typedef {{technique: string, specification: number, names: string[], parent: (number | null)[], on: (number | null)[],
  *   side: number[], at: (number | null)[], margin: (number | null)[], state: string[], below: number[], open_below: number[],
+ *   stuck_below?: number[],
  *   counterexample: number | null}} SplitTree as the API has it: a row for each domain, parents first
  * @typedef {{index: number, from: number, to: number, depth: number}} Place of a domain, in leaves
  */
@@ -61,10 +62,10 @@ export function path(tree, index) {
   return found;
 }
 
-/** What is drawn of a domain: its state, open where anything below it that is not shown waits. @param {SplitTree} tree @param {number} index */
+/** What is drawn of a domain: its state, open where anything below it that is not shown waits, stuck where that is. @param {SplitTree} tree @param {number} index */
 export function stateOf(tree, index) {
   if (tree.counterexample === index) return "counterexample";
-  if ((tree.below[index] ?? 0) > 0) return (tree.open_below[index] ?? 0) > 0 ? "open" : "verified";
+  if ((tree.below[index] ?? 0) > 0) return (tree.open_below[index] ?? 0) > 0 ? "open" : (tree.stuck_below?.[index] ?? 0) > 0 ? "stuck" : "verified";
   return tree.state[index] ?? "open";
 }
 
