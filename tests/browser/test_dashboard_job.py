@@ -88,12 +88,16 @@ def test_attempts_stand_side_by_side(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#attempts")).to_be_hidden()
     second = fleet.begin(first.job_id)
     second.metric(2, loss=0.5)
+    second.log("of the second")
     second.succeed()
     rows = page.locator("#attempts tbody tr")
     expect(rows).to_have_count(2)
     expect(rows.first).to_contain_text("one went wrong")
     expect(rows.last.locator(".state")).to_have_text("succeeded")
-    expect(rows.last.get_by_role("link", name="log")).to_have_attribute("href", re.compile(r"/logs\?attempt=2$"))
+    with page.expect_download() as saved:
+        rows.last.get_by_role("link", name="log").click()
+    assert saved.value.suggested_filename == f"{first.job_id}-2.log"
+    assert "of the second" in saved.value.path().read_text()
 
 
 def test_methods_that_were_asked_the_same_are_compared(page: Page, fleet: Fleet) -> None:

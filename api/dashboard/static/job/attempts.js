@@ -4,7 +4,7 @@ import { attempts } from "../lib/attempts.js";
 import { clock, dateTime, duration, number } from "../lib/format.js";
 import { call, items, jobPath } from "../ui/api.js";
 import { fill, h } from "../ui/dom.js";
-import { now, stateMark, withHeadings } from "../ui/parts.js";
+import { downloadLink, now, stateMark, withHeadings } from "../ui/parts.js";
 import { rail } from "../ui/rail.js";
 import { Section } from "./section.js";
 
@@ -48,7 +48,7 @@ export class Attempts extends Section {
       h("td", {}, rail(share(one.began), share(one.ended ?? to))), h("td", {}, duration((one.ended ?? now()) - one.began)),
       stepped && h("td", {}, one.steps ? `${number(one.steps[0])} to ${number(one.steps[1])}` : "–"),
       h("td", {}, stateMark(one.how)), h("td", { class: "why" }, one.why || "–"),
-      h("td", {}, h("a", { href: `${jobPath(job.id, "/logs")}?attempt=${one.number}` }, "log")));
+      h("td", {}, downloadLink({ download: `${job.id}-${one.number}.log` }, jobPath(job.id, `/logs?attempt=${one.number}`), "log")));
     fill(this.table, h("thead", {}, h("tr", {}, ...heads.flatMap((name) => (name ? [h("th", { scope: "col" }, name)] : [])))),
       h("tbody", {}, ...all.map(row)));
     withHeadings(this.table);
