@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fleet import Attempt, Fleet, submit_sweep, train_spec, verify_spec
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from service.jobs.store import JobFilter
 
@@ -137,6 +137,15 @@ def test_verification_jobs_are_a_matrix_of_verdicts(page: Page, fleet: Fleet) ->
     expect(page.locator("#curves")).to_be_hidden()
     thorough.bound(1, -0.1, "falsified")
     expect(matrix.locator("tbody td .state")).to_have_text(["unknown", "falsified"])
+
+    def cut(route: Route) -> None:
+        route.fulfill(json=route.fetch().json() | {"next_cursor": "2"})
+
+    page.route("**/bounds?*", cut)
+    page.reload()
+    expect(matrix.locator(".note")).to_have_text("the first 2 instances, verdicts differ at 1")
+    expect(matrix.locator(".sums th")).to_have_text("of these")
+    page.unroute("**/bounds?*")
 
 
 @pytest.mark.slow

@@ -151,8 +151,14 @@ def test_the_list_goes_from_page_to_page(page: Page, fleet: Fleet) -> None:
     page.get_by_role("button", name="Next").click()
     expect(page.locator("#rows .name")).to_have_text(["job 2", "job 1", "job 0"])
     expect(page.get_by_role("button", name="Next")).to_be_hidden()
+    bookmarked = page.url
     page.get_by_role("button", name="Previous").click()
     expect(page.locator("#rows tr")).to_have_count(50)
+    shown(page, "/hosts")
+    shown(page, bookmarked)
+    page.get_by_role("button", name="Previous").click()
+    expect(page.locator("#rows tr")).to_have_count(50)
+    assert page.url.endswith("/?order=newest")
 
 
 def test_hosts_show_who_holds_what_and_can_be_drained(page: Page, fleet: Fleet) -> None:

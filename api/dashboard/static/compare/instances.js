@@ -10,7 +10,7 @@ import { stateMark, withHeadings } from "../ui/parts.js";
 /** @typedef {import("../lib/types.js").Job} Job */
 /** @typedef {import("../lib/types.js").BoundsRow} BoundsRow */
 
-/** Jobs that stand beside each other, and rows below each other; the files of the jobs have the rest. */
+/** Jobs that stand beside each other, and rows of each job; the files of the jobs have the rest. */
 const MOST_JOBS = 12;
 const MOST_ROWS = 1000;
 
@@ -22,6 +22,9 @@ export class Instances {
     this.names = [];
     /** @type {Map<string, BoundsRow[]>} */
     this.rows = new Map();
+    /** Jobs that have more rows. @type {Set<string>} */
+    this.cut = new Set();
+    this.left = 0;
     this.differing = h("input", { type: "checkbox" });
     this.differing.addEventListener("change", () => this.draw());
     this.note = h("span", { class: "note" });
@@ -38,8 +41,11 @@ export class Instances {
     const told = found.slice(0, MOST_JOBS);
     await Promise.all(told.map(async ({ job }) => {
       if (this.rows.has(job.id) && isTerminal(job.state)) return;
-      this.rows.set(job.id, (await call(jobPath(job.id, `/bounds?limit=${MOST_ROWS}`))).items);
+      const page = await call(jobPath(job.id, `/bounds?limit=${MOST_ROWS}`));
+      this.rows.set(job.id, page.items);
+      if (page.next_cursor !== null) this.cut.add(job.id);
     }));
+    this.left = found.length - told.length;
     this.jobs = told.map(({ job }) => job);
     this.names = told.map(({ name }) => name);
     this.element.hidden = told.length === 0;
@@ -50,10 +56,12 @@ export class Instances {
     const all = matrix(this.jobs.map((job) => this.rows.get(job.id) ?? []));
     const differing = all.filter((instance) => !instance.agreed);
     const shown = (this.differing.checked ? differing : all).slice(0, MOST_ROWS);
-    setText(this.note, `${many(all.length, "instance")}, verdicts differ at ${differing.length}`);
+    const isCut = this.jobs.some((job) => this.cut.has(job.id));
+    const first = [isCut && `the first ${number(all.length)} instances`, this.left > 0 && `the first ${this.jobs.length} jobs`].filter(Boolean).join(" of ");
+    setText(this.note, `${first || many(all.length, "instance")}, verdicts differ at ${differing.length}`);
     fill(this.table,
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "instance"), ...heads(this.jobs, this.names).map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", { class: "sums" }, h("tr", {}, h("th", { scope: "row" }, "in all"), ...totals(all, this.jobs.length).map((told) => h("td", {}, told)))),
+      h("tbody", { class: "sums" }, h("tr", {}, h("th", { scope: "row" }, isCut ? "of these" : "in all"), ...totals(all, this.jobs.length).map((told) => h("td", {}, told)))),
       h("tbody", {}, ...shown.map(({ name, found }) => h("tr", {}, h("th", { scope: "row" }, name), ...found.map(cell)))));
     withHeadings(this.table);
   }

@@ -91,6 +91,14 @@ function turnPage(cursor) {
   location.assign(`/?${wanted}`);
 }
 
+/** To the page before, where that led here; else, as from a bookmark, to the first one. */
+function goBack() {
+  if (document.referrer.replace(/\?.*/, "") === `${location.origin}/`) return history.back();
+  const wanted = new URLSearchParams(address());
+  for (const name of ["cursor", "from"]) wanted.delete(name);
+  location.assign(`/?${wanted}`);
+}
+
 /** @param {string} name */
 const field = (name) => /** @type {HTMLInputElement | HTMLSelectElement} */ (form.elements.namedItem(name));
 
@@ -370,7 +378,7 @@ all.addEventListener("change", () => {
   show();
 });
 byId("following").addEventListener("click", () => following && turnPage(following));
-byId("previous").addEventListener("click", () => history.back());
+byId("previous").addEventListener("click", goBack);
 byId("bulk").append(bulk.element);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) void refresh();
