@@ -85,6 +85,7 @@ def test_what_is_typed_into_a_field_is_read_as_it_is_shown(run: Any) -> None:
         ("list", "64, 128", [64, 128]),
         ("list", "job_1", ["job_1"]),
         ("map", "team=a, tried", {"team": "a", "tried": ""}),
+        ("map", "eval_loss=<= 0.5, team=a=b", {"eval_loss": "<= 0.5", "team": "a=b"}),
         ("text", "12", "12"),
         ("free", '{"a": [1]}', {"a": [1]}),
         ("free", "latest", "latest"),
@@ -93,6 +94,8 @@ def test_what_is_typed_into_a_field_is_read_as_it_is_shown(run: Any) -> None:
         assert run("schema", "read", field, text) == value
         assert run("schema", "read", field, run("schema", "shown", field, value)) == value
     assert run("schema", "read", {"type": "text"}, "  ") is None
+    long = "9223372036854775806"  # a number of JavaScript has not so many digits
+    assert run("schema", "read", {"type": "number"}, long) == long
 
 
 def test_a_field_that_is_emptied_leaves_no_empty_group(run: Any, bench: Page) -> None:

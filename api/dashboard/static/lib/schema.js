@@ -213,17 +213,21 @@ export function read(field, text) {
   if (plain === "") return undefined;
   if (field.type === "list") return plain.replace(/^\[|\]$/g, "").split(",").map((one) => one.trim()).filter(Boolean).map(scalar);
   if (field.type === "map") {
-    return Object.fromEntries(plain.split(",").map((one) => one.split("=").map((part) => part.trim())).map(([key, value = ""]) => [key, value]));
+    return Object.fromEntries(plain.split(",").map((one) => {
+      const [, key = "", value = ""] = /^([^=]*)=?(.*)$/s.exec(one) ?? []; // a value may have more of these signs, as `>= 0.9`
+      return [key.trim(), value.trim()];
+    }));
   }
   if (field.type === "text") return plain;
   if (field.type === "free") return parsed(plain);
   return scalar(plain);
 }
 
-/** @param {string} text */
+/** A number, but for one whose last digits would become others. @param {string} text */
 function scalar(text) {
   const value = Number(text);
-  return text !== "" && Number.isFinite(value) ? value : text;
+  const isExact = Number.isSafeInteger(value) || !/^[+-]?\d+$/.test(text);
+  return text !== "" && Number.isFinite(value) && isExact ? value : text;
 }
 
 /** @param {string} text */

@@ -2,7 +2,7 @@
 
 /** @typedef {{indent: number, key: string | null, value: string | null, kind: "text" | "number" | "word", item: boolean}} Line */
 
-const PLAIN = /^[A-Za-z_./][\w./ -]*$/;
+const PLAIN = /^(?!\.[\dinIN])[A-Za-z_./][\w./ -]*$/;
 const SPECIAL = /^(true|false|null|yes|no|on|off|~)$/i;
 
 /**
@@ -63,7 +63,12 @@ function scalar(value) {
 }
 
 /** @param {string} text */
-const quoted = (text) => (PLAIN.test(text) && !SPECIAL.test(text) && text.trim() === text ? text : JSON.stringify(text));
+const quoted = (text) => (PLAIN.test(text) && !SPECIAL.test(text) && text.trim() === text ? text : JSON.stringify(text).replace(BREAKS, escaped));
+
+/** What JSON has as it is, and YAML takes for a line's end or a mark. */
+const BREAKS = /[\u007f-\u009f\u2028\u2029\ufeff]/g;
+/** @param {string} letter */
+const escaped = (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`;
 
 /**
  * The lines as text that reads back as the same YAML.
