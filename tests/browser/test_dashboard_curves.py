@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import pairwise
 from typing import Any
@@ -23,6 +24,10 @@ def test_decimation_keeps_every_extreme(run: Any) -> None:
     assert max(kept["y"]) == 50.0
     assert min(kept["y"]) == -50.0
     assert (kept["x"][0], kept["x"][-1]) == (0, 3_999)
+    y[1_790] = math.nan
+    kept = run("decimate", "decimate", x, y, 0, 3_999, 100)
+    assert 50.0 in kept["y"], "a gap behind an extreme takes nothing from it"
+    assert any(math.isnan(each) for each in kept["y"])
 
 
 def test_decimation_looks_only_at_the_view(run: Any) -> None:
@@ -45,6 +50,13 @@ def test_ticks_are_round_and_at_least_two(run: Any) -> None:
     assert run("scales", "linearTicks", 0, 10, 5) == [0, 2, 4, 6, 8, 10]
     assert len(run("scales", "linearTicks", 0.36, 0.44, 3)) >= 2
     assert run("scales", "logTicks", 0.001, 10, 4) == [0.001, 0.01, 0.1, 1, 10]
+    told = [run("scales", "tickLabel", each) for each in (20_000, 20_010, 1_234_567, -9.92e-5, 2e9)]
+    assert told == ["20k", "20.01k", "1.234567M", "−9.92e−5", "2e9"]
+
+
+@pytest.mark.parametrize("low", [0.3, 1.0, -1.0, 1e17])
+def test_numbers_next_to_each_other_have_an_axis(run: Any, low: float) -> None:
+    assert run("scales", "linearTicks", low, math.nextafter(low, math.inf), 5) == [low]
 
 
 def test_a_resumed_attempt_replaces_what_came_after_its_first_step(bench: Page) -> None:

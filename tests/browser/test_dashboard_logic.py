@@ -145,7 +145,7 @@ def test_a_spec_reads_back_as_the_same_yaml(bench: Page) -> None:
     spec = {
         "kind": "train",
         "name": 'a: "b" # c\n- d',
-        "labels": {"x/y": "yes", "empty": ""},
+        "labels": {"x/y": "yes", "empty": "", "number": ".5", "odd": ".NaN", "lines": "a\u2028b\x85c"},
         "model": {"hidden": [64, 64], "nothing": None, "list": [{"a": 1, "b": [True, {}]}, [], "on"]},
         "lr": 1e-3,
         "long": [f"item {index}" for index in range(20)],
@@ -217,6 +217,20 @@ def test_a_label_of_a_vertical_axis_is_not_cut(bench: Page) -> None:
     assert widths == [True]
 
 
+def test_of_several_changes_of_what_is_seen_the_last_one_holds(bench: Page) -> None:
+    is_visible = bench.evaluate("""async () => {
+      const { Surface } = await import("/static/ui/canvas.js");
+      const theirs = window.IntersectionObserver;
+      let told = () => {};
+      window.IntersectionObserver = class { constructor(tell) { told = tell; } observe() {} };
+      const surface = new Surface(document.createElement("canvas"), () => {});
+      window.IntersectionObserver = theirs;
+      told([{ isIntersecting: false }, { isIntersecting: true }]);
+      return surface.visible;
+    }""")
+    assert is_visible is True
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
@@ -259,6 +273,13 @@ def test_only_square_inputs_are_pictures(bench: Page) -> None:
     assert wide[1:9] == [0, 0, 0, 255, 255, 255, 255, 255]
     for count in (4, 63, 65):
         assert bench.evaluate(drawn, [0.5] * count) is None
+
+
+def test_pictures_have_any_size(run: Any) -> None:
+    count = 3 * 224 * 224
+    found = run("picture", "apart", [0.0] * count, [0.25] * count)
+    assert (found["picture"]["side"], found["most"]) == (224, 0.25)
+    assert found["norm"] == pytest.approx(0.25 * count**0.5)
 
 
 def test_a_job_that_would_fail_again_has_nothing_to_retry(run: Any) -> None:

@@ -1,15 +1,15 @@
 /** Fewer points, same picture. Pure. */
 
 /**
- * Keeps, of each pixel column, the first, lowest, highest and last point in their order, so that a drawn line
- * shows every extreme whatever the zoom. Points that are not finite are gaps and are kept as NaN.
+ * Keeps, of each pixel column, the first, lowest, highest and last point and the first gap in their order, so that a
+ * drawn line shows every extreme whatever the zoom. Points that are not finite are gaps.
  *
  * @param {readonly number[]} x ascending
  * @param {readonly number[]} y as many
  * @param {number} low left edge of the view
  * @param {number} high right edge of the view
  * @param {number} columns pixels
- * @returns {{x: number[], y: number[]}} at most 4 points a column, and one neighbour beyond each edge
+ * @returns {{x: number[], y: number[]}} at most 5 points a column, and one neighbour beyond each edge
  */
 export function decimate(x, y, low, high, columns) {
   const first = Math.max(lowerBound(x, low) - 1, 0);
@@ -39,11 +39,16 @@ export function decimate(x, y, low, high, columns) {
 function extremes(y, start, end) {
   let lowest = start;
   let highest = start;
+  let gap = start;
   for (let index = start; index <= end; index += 1) {
+    if (!Number.isFinite(at(y, index))) {
+      if (Number.isFinite(at(y, gap))) gap = index;
+      continue;
+    }
     if (!(at(y, lowest) <= at(y, index))) lowest = index;
     if (!(at(y, highest) >= at(y, index))) highest = index;
   }
-  return [...new Set([start, lowest, highest, end])].sort((a, b) => a - b);
+  return [...new Set([start, lowest, highest, gap, end])].sort((a, b) => a - b);
 }
 
 /** @param {readonly number[]} values @param {number} index @returns {number} */

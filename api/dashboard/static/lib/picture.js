@@ -1,5 +1,7 @@
 /** Inputs of a model as pictures, where they are ones. Pure. */
 
+import { extent } from "./scales.js";
+
 /**
  * @typedef {object} Picture
  * @property {number} side in pixels
@@ -20,7 +22,7 @@ export function picture(values) {
   const area = values.length / channels;
   const side = Math.sqrt(area);
   if (side < SMALLEST) return null;
-  const [least, most] = [Math.min(...values), Math.max(...values)];
+  const [least, most] = extent([values]) ?? [0, 1];
   const [from, to] = least >= -0.5 && most <= 1.5 ? [0, 1] : [least, most];
   const pixels = new Uint8ClampedArray(4 * area);
   for (let index = 0; index < area; index += 1) {
@@ -43,9 +45,9 @@ export function picture(values) {
 export function apart(from, to) {
   if (from.length !== to.length) return null;
   const moved = to.map((value, index) => value - (from[index] ?? 0));
-  const most = Math.max(...moved.map(Math.abs));
+  const most = Math.max(0, ...(extent([moved]) ?? []).map(Math.abs)); // a picture has too many numbers for one call
   const drawn = picture(moved.map((value) => 0.5 + value / (2 * most || 1)));
-  return drawn && { picture: drawn, most, norm: Math.hypot(...moved) };
+  return drawn && { picture: drawn, most, norm: most * Math.sqrt(moved.reduce((sum, value) => sum + (value / (most || 1)) ** 2, 0)) };
 }
 
 /**

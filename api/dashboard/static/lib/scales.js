@@ -75,9 +75,10 @@ export function timeTicks(low, high, count) {
 /** @param {number} step @param {number} low @param {number} high */
 function multiples(step, low, high) {
   const ticks = [];
-  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) {
-    ticks.push(Number((index * step).toPrecision(12)));
-  }
+  const last = Math.floor(high / step + 1e-9);
+  // Where neighbouring numbers are further apart than the step, no count reaches the last one.
+  if (Math.abs(last) > Number.MAX_SAFE_INTEGER) return [low];
+  for (let index = Math.ceil(low / step - 1e-9); index <= last; index += 1) ticks.push(Number((index * step).toPrecision(12)));
   return ticks;
 }
 
@@ -172,15 +173,13 @@ export function padded([low, high], log) {
  */
 export function tickLabel(value) {
   const size = Math.abs(value);
+  const short = (/** @type {number} */ unit) => Number((value / unit).toPrecision(9)); // those next to each other differ in late digits
   if (size === 0) return "0";
-  if (size >= 1e9 || size < 1e-3) return trim(value.toExponential(1)).replace("-", "−").replace("e+", "e").replace("e-", "e−");
-  if (size >= 1e6) return `${trim((value / 1e6).toFixed(2))}M`.replace("-", "−");
-  if (size >= 1e4) return `${trim((value / 1e3).toFixed(1))}k`.replace("-", "−");
+  if (size >= 1e9 || size < 1e-3) return short(1).toExponential().replaceAll("-", "−").replace("e+", "e");
+  if (size >= 1e6) return `${short(1e6)}M`.replace("-", "−");
+  if (size >= 1e4) return `${short(1e3)}k`.replace("-", "−");
   return String(Number(value.toPrecision(6))).replace("-", "−");
 }
 
 /** The label of a share of one: `12.5 %`. @param {number} value */
 export const percentLabel = (value) => `${tickLabel(Number((value * 100).toPrecision(12)))}\u202f%`;
-
-/** @param {string} text */
-const trim = (text) => text.replace(/\.0+(?=$|e)/, "").replace(/(\.\d*?)0+(?=$|e)/, "$1");

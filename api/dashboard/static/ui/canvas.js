@@ -26,9 +26,8 @@ export class Surface {
     this.painted = 0;
     this.draw = oncePerFrame(() => this.now());
     new ResizeObserver(() => this.changed()).observe(canvas);
-    new IntersectionObserver(([entry]) => this.seen(entry?.isIntersecting ?? false), { rootMargin: "120px" }).observe(
-      canvas,
-    );
+    // Of several changes at once the last one holds.
+    new IntersectionObserver((changes) => this.seen(changes.at(-1)?.isIntersecting ?? false), { rootMargin: "120px" }).observe(canvas);
     document.addEventListener("themechange", () => this.changed());
     window.addEventListener("beforeprint", () => {
       if (this.stale) this.now();

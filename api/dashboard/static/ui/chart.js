@@ -280,16 +280,17 @@ export class Chart {
     context.setLineDash(isOneOfMany ? [] : dashOf(curve.index));
     context.beginPath();
     let pen = false;
-    const alone = kept.x.length === 1;
+    const height = (/** @type {number} */ index) => up.at(kept.y[index] ?? Number.NaN);
     kept.x.forEach((x, index) => {
-      const y = up.at(kept.y[index] ?? Number.NaN);
+      const y = height(index);
       if (!Number.isFinite(y)) {
         pen = false;
         return;
       }
       if (pen) context.lineTo(this.across.at(x), y);
       else context.moveTo(this.across.at(x), y);
-      if (alone) context.arc(this.across.at(x), y, 2, 0, 7);
+      const isAlone = !pen && !Number.isFinite(height(index + 1));
+      if (isAlone) context.arc(this.across.at(x), y, 2, 0, 7);
       pen = true;
     });
     context.stroke();
