@@ -11,12 +11,14 @@ from dashboard_service import Complaints, Service
 from fleet import Fleet, event, train_spec, verify_spec
 from playwright.sync_api import Page, expect
 from redis import Redis
+from waiting import eventually
 
 from service.jobs.records import JobError
 
 pytestmark = pytest.mark.browser
 
 LOSS = ".chart[data-chart='Loss'] canvas"
+STREAMS = "trivet_event_streams"
 FINGERPRINT = 'document.querySelector("{}").toDataURL()'
 
 
@@ -295,6 +297,35 @@ def test_a_failure_is_shown_with_its_rank_and_traceback(page: Page, fleet: Fleet
     expect(failure).to_contain_text("ValueError on rank 3")
     expect(failure).to_contain_text("loss is nan")
     expect(failure.get_by_role("link")).to_have_attribute("href", f"/v1/jobs/{attempt.job_id}/artifacts/traceback.txt")
+
+
+def test_a_page_that_nobody_sees_holds_no_connection_and_lacks_nothing_when_it_is_seen(
+    page: Page, fleet: Fleet
+) -> None:
+    def seen(*, is_seen: bool) -> None:
+        page.evaluate(
+            """(hidden) => {
+          Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+            not is_seen,
+        )
+
+    def streams() -> str:
+        return next(line for line in page.request.get("/metrics").text().split("\n") if line.startswith(STREAMS))
+
+    attempt = fleet.run(train_spec())
+    attempt.metric(1, loss=1.0)
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "1")
+    eventually(lambda: streams() == f"{STREAMS} 1.0")
+    seen(is_seen=False)
+    eventually(lambda: streams() == f"{STREAMS} 0.0")
+    attempt.metric(2, loss=0.5)
+    seen(is_seen=True)
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "2")
+    attempt.metric(3, loss=0.25)
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "3")
 
 
 @pytest.mark.slow

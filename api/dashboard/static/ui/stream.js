@@ -1,4 +1,7 @@
-/** One live connection per page: server-sent events, resumed by id, with its state told to whoever asks. */
+/**
+ * One live connection per page that is seen: server-sent events, resumed by id, with its state told to whoever asks. A
+ * browser has six connections to a service for all its tabs, and hidden ones would keep those that others load by.
+ */
 
 import { Problem, admitted } from "./api.js";
 
@@ -31,20 +34,34 @@ export class Stream {
     /** @type {number | undefined} */
     this.timer = undefined;
     this.closed = false;
+    this.turn = 0;
+    this.seen = () => (document.hidden ? this.disconnect() : void this.connect());
+    document.addEventListener("visibilitychange", this.seen);
     void this.connect();
   }
 
   /** Asks to be admitted first, which leaves for the sign-in page when the session is over. */
   async connect() {
+    this.disconnect();
+    const mine = this.turn;
+    if (document.hidden) return;
     this.listener.state(this.failures ? "reconnecting" : "connecting");
     let path;
     try {
       path = await admitted(this.url(this.last));
     } catch (error) {
-      if (!(error instanceof Problem) || error.status !== 401) this.later();
+      if (mine === this.turn && (!(error instanceof Problem) || error.status !== 401)) this.later();
       return;
     }
-    if (!this.closed) this.listen(new EventSource(path));
+    if (mine === this.turn) this.listen(new EventSource(path));
+  }
+
+  /** Until it is to connect again, or for good. */
+  disconnect() {
+    this.turn += 1;
+    window.clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
   }
 
   /** @param {EventSource} source */
@@ -100,9 +117,8 @@ export class Stream {
   /** @param {StreamState} [state] */
   close(state) {
     this.closed = true;
-    window.clearTimeout(this.timer);
-    this.source?.close();
-    this.source = null;
+    document.removeEventListener("visibilitychange", this.seen);
+    this.disconnect();
     if (state) this.listener.state(state);
   }
 }
