@@ -24,7 +24,7 @@ from service.jobs.records import PartOutcome
 from service.jobs.records.webhooks import WebhookEvent
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport
-from service.jobs.store.keyspace import WEBHOOK_DUE, WEBHOOKS_FAILING
+from service.jobs.store.keyspace import WEBHOOK_CHANGES, WEBHOOK_DUE, WEBHOOKS_FAILING
 from trivet.webhooks import verify
 from workers.supervisor.uploader import Thresholds
 
@@ -268,6 +268,19 @@ def test_what_was_noted_while_no_api_ran_is_told_by_the_next_one(
     with serving(settings):
         headers, body = eventually(lambda: receiver.taken and receiver.taken[0])
     assert verify(secret, headers, body).data.job == job
+
+
+def test_a_note_that_cannot_be_read_keeps_back_no_other(
+    admin: httpx2.Client, receiver: Receiver, redis: redis_py.Redis
+) -> None:
+    """A host may have written anything there, and one of a newer version what is not known here."""
+    odd = {"job": "job_0", "state": "failed", "metric": {"value": "odd"}, "url": receiver.url, "time": 1}
+    redis.xadd(WEBHOOK_CHANGES(), {"d": json.dumps(odd)})
+    create(admin, receiver.url)
+    job = run_and_cancel(admin)
+    _, body = eventually(lambda: receiver.taken and receiver.taken[0])
+    assert told_by(body) == ("job.cancelled", job)
+    eventually(lambda: not redis.xlen(WEBHOOK_CHANGES()))
 
 
 @pytest.mark.slow
