@@ -30,7 +30,8 @@ _USE_RESOLUTION_S = 60.0
 _CLOCKS_DIFFER = timedelta(minutes=5)
 """Tolerance for a client that asks for the longest life by its own clock."""
 _LAST_END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""A later end could be written, but not read again."""
+_LAST_MS = round(_LAST_END.timestamp() * 1000)
+"""A later end could be written, but not read again; earlier versions wrote some."""
 _NO_ENTRY = orjson.dumps({"id": "0" * 16, "name": "", "scopes": ["read"], "digest": "0" * 64, "created_at": 0})
 """Stands in for the entry of a key that does not exist."""
 _NO_DIGEST = ""
@@ -301,7 +302,7 @@ def _api_key(entry: dict[str, Any]) -> ApiKey:
         project=entry.get("project", project_of(entry["scopes"])),
         created_at=decode.moment(entry["created_at"]),
         last_used_at=None if used is None else decode.moment(used),
-        expires_at=None if (ends := entry.get("expires_at")) is None else decode.moment(ends),
+        expires_at=None if (ends := entry.get("expires_at")) is None else decode.moment(min(ends, _LAST_MS)),
         holder=entry.get("holder", "key"),
         successor=entry.get("successor"),
     )
