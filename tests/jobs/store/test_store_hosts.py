@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from store_builders import World, train
+from store_builders import DONE, World, train
 
 from service.jobs.records import AttemptRef, FleetCapacity, Holding, NotFound, PartOutcome, Rejected
 from service.jobs.store import HostReport, Store
@@ -128,6 +128,25 @@ def test_a_host_is_forgotten_after_a_day_unless_an_operator_drained_it(
     world.redis.zadd(HOSTS(), {"a": 1})
     store.attempts.reap()
     assert [host.name for host in store.hosts.list()] == (["a"] if drained else [])
+
+
+def test_no_project_is_charged_for_devices_of_a_silent_host_that_were_lost(store: Store, world: World) -> None:
+    """It may never come back, as a drained one that was switched off; a supervisor that does is charged again."""
+
+    def charged() -> int:
+        return sum(use.held for use in store.shares.uses().values())
+
+    world.beat("a", cpu=1)
+    (ref,) = world.start(world.submit())
+    world.expire(ref)
+    store.attempts.reap()
+    assert charged() == 1
+    store.hosts.leave("a")
+    store.attempts.reap()
+    assert (charged(), store.hosts.list()[0].held[0].lost) == (0, True)
+    assert (store.attempts.renew(ref), charged()) == ("run", 1)
+    store.attempts.finish(ref, DONE)
+    assert charged() == 0
 
 
 def test_a_silent_host_is_not_forgotten_while_a_supervisor_there_renews(store: Store, world: World) -> None:

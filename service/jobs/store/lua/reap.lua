@@ -63,6 +63,7 @@ for i = 1, #silent, 2 do
   local kept = not is_forgotten(host, silent[i + 1]) or redis.call("HEXISTS", KEY.host(host), "draining") == 1
   for _, held in ipairs(redis.call("HKEYS", KEY.host_parts(host))) do
     kept = kept or redis.call("ZSCORE", KEY.leases(), held .. ":" .. host)
+    write_off(host, string.match(held, "^([^:]+):(%d+)$"))
   end
   if not kept then
     forget_host(host)

@@ -20,7 +20,7 @@ local function take(host, id, attempt, part)
   hold(host, id, attempt, part)
 end
 
--- A part that was placed by an older version names no project, and was charged to none.
+-- A part that was placed by an older version, or written off, names no project, and is charged to none.
 local function discharge(part)
   if part.project then
     charge(part.project, -#part.devices, now_ms())
@@ -49,6 +49,17 @@ local function orphan(host, id, attempt, now)
   if part then
     part.orphan, part.lost_at = true, now
     hold(host, id, attempt, part)
+  end
+end
+
+-- A silent host may never confirm that an orphan is gone: its project is charged no longer.
+local function write_off(host, id, attempt)
+  local part = held_part(host, id, attempt)
+  if part and part.orphan and part.project then
+    discharge(part)
+    part.project = nil
+    hold(host, id, attempt, part)
+    wake_placement()
   end
 end
 

@@ -37,8 +37,9 @@ local function take_up_again(id, host, lost, limits)
     redis.call("HSET", KEY.job_parts(id), name, status == "lost" and "running" or status)
     if status == "lost" then
       local part = held_part(name, id, lost.attempt)
-      part.orphan, part.lost_at = nil, nil
-      hold(name, id, lost.attempt, part)
+      discharge(part)
+      part.orphan, part.lost_at, part.project = nil, nil, project_of(id)
+      take(name, id, lost.attempt, part)
       redis.call("ZADD", KEY.leases(), whole(now + limits.lease_ms), part_name(id, lost.attempt, name))
     end
   end
