@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 import orjson
 
 from service.jobs.accounts import DEFAULT_PROJECT
+from service.jobs.events import LATEST
 from service.jobs.queue.fair_share import PendingJob, Use, in_order
 from service.jobs.queue.forecast import Fleet, Known, RunningJob, Start, expected, forecast
 from service.jobs.records import Host, Problem, ProjectShare, QueueLine, QueuePage, Rejected, StartEstimate
@@ -306,6 +307,6 @@ def _fleet(hosts: list[Host]) -> Fleet:
 
 def _estimate(snapshot: QueueSnapshot, job_id: str) -> StartEstimate | None:
     start = snapshot.starts.get(job_id)
-    if start is None:
+    if start is None or snapshot.taken_at.timestamp() + start.in_s > LATEST:  # a time limit may have any length
         return None
     return StartEstimate(at=snapshot.taken_at + timedelta(seconds=start.in_s), rests_on=tuple(sorted(start.rests_on)))

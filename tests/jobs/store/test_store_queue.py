@@ -90,6 +90,13 @@ def test_a_job_waits_for_the_time_limit_of_what_runs(store: Store, world: World)
     assert 2900 < (line.start.at - taken).total_seconds() <= 3000
 
 
+def test_an_end_beyond_all_dates_is_no_estimate(store: Store, world: World) -> None:
+    world.beat("a", cpu=1)
+    world.start(world.submit(timeout_s=1e300))
+    waiting = world.submit()
+    assert lines(store)[waiting.id].start is None
+
+
 def test_a_job_waits_for_an_unknown_time_until_earlier_jobs_tell(store: Store, world: World) -> None:
     world.beat("a", cpu=1)
     for number in range(4):
