@@ -72,6 +72,9 @@ def test_owners_have_a_private_cache_each_and_none_that_another_user_made(
     assert compile_cache("ada") not in (ada, eve)
     base = tmp_path / f"trivet-compiled-{os.geteuid()}"
     assert ada.parent == eve.parent == base
+    base.rename(tmp_path / "other")
+    base.touch()
+    assert compile_cache("ada").is_dir()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ a gang makes a private folder for the groups of all its supervisors.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import ipaddress
 import os
@@ -108,7 +109,8 @@ def compile_cache(owner: str) -> Path:
     base = compiled_caches()
     folder = base / hashlib.sha256(owner.encode()).hexdigest()[:32]
     for path in (base, folder):
-        path.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
             return Path(tempfile.mkdtemp(prefix="trivet-compiled-"))
