@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from types import FrameType
 
-from service.jobs.files import remove_tree
+from service.jobs.files import remove_tree, trim
 from service.jobs.host import SupervisorRegistry
 from service.jobs.records import AllocatedDevices, Allocation, AttemptRef
 from service.jobs.settings import Settings
@@ -27,6 +27,8 @@ from workers.agent.admission import address_of, sign_off
 from workers.inventory import threads_by_pool, versions
 from workers.launcher.confinement import available
 from workers.launchers import AllocatedHost, launcher_class
+from workers.supervisor.attempt_folder import compiled_caches
+from workers.supervisor.group import remove_leftovers
 from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.settings import SupervisorOrder
 
@@ -168,6 +170,9 @@ class _HostOfAllocation:
         sign_off(self._store, self._report.name)
         self._store.close()
         remove_tree(self._folder)
+        # No worker does so on this host.
+        remove_leftovers()
+        trim(compiled_caches(), self._settings.max_cache_bytes, of_owners=True)
 
 
 def run(launcher: str, job_id: str, supervisor: subprocess.Popen[bytes]) -> int:

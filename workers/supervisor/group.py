@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -73,12 +74,16 @@ def _scratch_folder() -> Path:
 
 
 def remove_leftovers() -> list[Path]:
-    """Delete the scratch folders that ended processes of this user left; return what was deleted."""
+    """Delete the scratch folders that ended processes of this user left; return what was deleted. A process of another
+    container, whose number means nothing here, holds the lock of its folder.
+    """
     gone = []
     for folder in {folder for where in (tempfile.gettempdir(), _SHORT) for folder in Path(where).glob(f"{_SCRATCH}*")}:
         with contextlib.suppress(OSError, ValueError):
             pid, started = folder.name.removeprefix(_SCRATCH).split("-")[0].split(".")
             if folder.lstat().st_uid == os.getuid() and not Process(int(pid), started).alive:
+                with Folder.open(folder) as opened:
+                    fcntl.flock(opened.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_tree(folder)
                 gone.append(folder)
     return gone
@@ -166,6 +171,9 @@ class Group:
         if adopting:
             keeper.become_subreaper()
         self.folder = _scratch_folder()
+        self._in_use = Folder.open(self.folder)
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(self._in_use.descriptor, fcntl.LOCK_SH)
         self.logs.mkdir(mode=0o700)
         life, self._life = os.pipe()
         os.set_blocking(self._life, False)
@@ -284,4 +292,5 @@ class Group:
         with contextlib.suppress(BrokenPipeError):
             self._request.close()
         self._output.close()
+        self._in_use.close()
         remove_tree(self.folder)
