@@ -48,12 +48,12 @@ def test_a_sweep_is_a_parent_and_a_job_for_each_combination(client: TestClient) 
 def test_a_sweep_succeeds_with_all_its_jobs_and_names_the_best(client: TestClient, worker: Worker) -> None:
     parent = sweep(client)
     jobs = jobs_of(client, parent)
-    for job, loss in zip(jobs, (0.5, 0.25, 0.75, 0.3), strict=True):
+    for job, loss in zip(jobs, (0.5, 2 / 7, 2 / 7, 0.3), strict=True):
         assert job_of(client, parent)["state"] == "running"
         worker.succeed(worker.start(job["id"]), {"loss": loss})
     over = client.get(f"/v1/jobs/{parent}", params={"wait_s": 30}).json()
     assert (over["state"], over["progress"]["done"]) == ("succeeded", 4)
-    assert over["children"]["best"] == {"job": jobs[1]["id"], "value": 0.25}
+    assert over["children"]["best"] == {"job": jobs[1]["id"], "value": 2 / 7}
     assert over["ended_at"]
     told = [event["type"] for event in client.get(f"/v1/jobs/{parent}/events").json()["items"]]
     assert (told.count("progress"), told.count("state"), told[-1]) == (5, 3, "state")
@@ -128,6 +128,8 @@ def test_a_cancel_ends_all_jobs_of_a_sweep(client: TestClient, worker: Worker, s
     assert client.post(f"/v1/jobs/{parent}/cancel").json()["state"] == "cancelling"
     assert (job_of(client, second)["state"], job_of(client, third)["state"]) == ("cancelling", "cancelled")
     assert store.attempts.renew(running) == "stop"
+    refused = client.post(f"/v1/jobs/{third}/retry")
+    assert (refused.status_code, "is being cancelled" in refused.json()["detail"]) == (409, True)
     worker.fail(running)
     assert job_of(client, parent)["state"] == "cancelled"
     assert counts(client, parent) == {"total": 3, "succeeded": 1, "cancelled": 2}

@@ -126,11 +126,12 @@ local function children_of(sweep)
   for i = 1, #flat, 2 do
     children[flat[i]] = string.match(flat[i + 1], "^%d+$") and tonumber(flat[i + 1]) or flat[i + 1]
   end
-  for _, name in ipairs({ "metric", "mode", "rule", "follows", "judged" }) do
+  local best = children.best
+  for _, name in ipairs({ "metric", "mode", "rule", "follows", "judged", "best" }) do
     children[name] = nil
   end
-  children.best = children.best and cjson.decode(children.best)
-  return cjson.encode(children)
+  local text = cjson.encode(children)
+  return best and '{"best":' .. best .. "," .. string.sub(text, 2) or text
 end
 
 -- Add to a job's record, whose fields are also in `known`, why it was not placed yet, or the jobs of a sweep.

@@ -22,6 +22,8 @@ local function why_not_again(id, going)
     return "job " .. id .. " is " .. state .. "; only a failed or cancelled job can be retried"
   elseif dependents_are_told(id) or (sweep and dependents_are_told(sweep)) then
     return "jobs that needed job " .. id .. " are still being ended; try again in a moment"
+  elseif sweep and field(sweep, "state") == "cancelling" then
+    return "job " .. id .. " is one of " .. sweep .. ", which is being cancelled; try again when that is over"
   elseif why_final(id) then
     return why_final(id)
   end

@@ -50,7 +50,8 @@ local function compare(sweep, id)
   local value = number_at(cjson.decode(text), known[1])
   local best = known[3] and cjson.decode(known[3]).value
   if value and (not best or (known[2] == "min" and value < best) or (known[2] == "max" and value > best)) then
-    redis.call("HSET", KEY.sweep(sweep), "best", cjson.encode({ job = id, value = value }))
+    -- With all its digits, which cjson does not write: a job that did as well is no better.
+    redis.call("HSET", KEY.sweep(sweep), "best", string.format('{"job":%s,"value":%.17g}', cjson.encode(id), value))
   end
 end
 
