@@ -21,7 +21,10 @@ class TextLine:
 
 
 class LineSplitter:
-    """Feed it chunks as they come; memory stays below the bound plus one chunk, whatever the sender does."""
+    """Feed it chunks as they come; memory stays below the bound plus one chunk, whatever the sender does.
+
+    A line is what a terminal shows of it: what a carriage return has overwritten, as progress bars do, is left out.
+    """
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -35,17 +38,20 @@ class LineSplitter:
         for text in complete:
             lines.append(self._line(text))
             self._cut = 0
-        self._held, self._cut = rest[: self._bound], self._cut + max(len(rest) - self._bound, 0)
+        begun = self._line(rest)
+        self._held, self._cut = begun.text + (b"\r" if rest.endswith(b"\r") else b""), begun.cut
         return lines
 
     def finish(self) -> list[TextLine]:
         """Return the last line, when the stream ended in the middle of one."""
-        last = [self._line(self._held)] if self._held or self._cut else []
+        last = self._line(self._held)
         self._held, self._cut = b"", 0
-        return last
+        return [last] if last != TextLine(b"") else []
 
     def _line(self, text: bytes) -> TextLine:
-        return TextLine(text[: self._bound], self._cut + max(len(text) - self._bound, 0))
+        _, overwritten, shown = text.rstrip(b"\r").rpartition(b"\r")
+        cut = 0 if overwritten else self._cut
+        return TextLine(shown[: self._bound], cut + max(len(shown) - self._bound, 0))
 
 
 STOP = b'{"type":"stop"}\n'

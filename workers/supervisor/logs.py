@@ -24,8 +24,8 @@ _SEGMENTS, _FIRST = 8, 2
 
 
 def printable(line: TextLine) -> str:
-    """Return a line as a terminal would show it: a progress bar that overwrites itself ends as its last state."""
-    text = line.text.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+    """Return a line as text, with a notice of what is left out."""
+    text = line.text.decode("utf-8", "replace")
     return f"{text} … [{line.cut} more bytes]" if line.cut else text
 
 
