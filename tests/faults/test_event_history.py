@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -129,3 +131,20 @@ def test_metrics_of_the_same_step_by_other_names_are_kept() -> None:
     assert [event["step"] for event in select_unrelayed(earlier, set(), first, 1.5)] == [2, 3]
     assert [event["step"] for event in select_unrelayed(earlier, set(), metric(3, 9.0), 0.0)] == [1, 2]
     assert select_unrelayed({}, set(), None, 0.0) == []
+
+
+def test_what_was_relayed_of_a_long_attempt_is_not_held() -> None:
+    there = weakref.WeakSet[Any]()
+
+    class Held(dict[str, Any]):
+        __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def read() -> Iterator[Held]:
+        for step in range(1, 100):
+            there.add(event := Held(metric(step, float(step))))
+            yield event
+            del event
+            assert len(there) < 9
+
+    known = {event_key(metric(step, float(step))) for step in range(1, 98)}
+    assert [event["step"] for event in select_unrelayed({1: read()}, known, None, 0.0)] == [98, 99]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -139,10 +140,15 @@ def select_unrelayed(
     found: list[dict[str, Any]] = []
     followers = [] if first is None else [first]
     for attempt in sorted(earlier, reverse=True):
-        events = list(earlier[attempt])
-        kept = [event for event in events if event["time"] >= since and not any(_redone(event, by) for by in followers)]
+        events = iter(earlier[attempt])  # there may be more of them than memory holds
+        begun = list(itertools.islice(events, 1))
+        kept = (
+            event
+            for event in itertools.chain(begun, events)
+            if event["time"] >= since and not any(_redone(event, by) for by in followers)
+        )
         found = [event for event in kept if event_key(event) not in relayed] + found
-        followers += events[:1]
+        followers += begun
     return found
 
 
