@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.jobs.files.safe_files import Folder
+from service.jobs.files.safe_files import Folder, UnsafePathError
 
 IN_USE_S = 3600.0
 """A starting job opens its files within this time; an entry used more recently stays, whatever the limit."""
@@ -36,7 +36,7 @@ def trim(cache: Path, limit: int, *, of_owners: bool = False) -> list[Path]:
     try:
         with Folder.open(cache) as folder:
             return _trim(folder, limit, of_owners=of_owners)
-    except FileNotFoundError:
+    except (FileNotFoundError, UnsafePathError):  # anybody may take the name of a folder in /tmp
         return []
 
 

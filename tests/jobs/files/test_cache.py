@@ -55,6 +55,8 @@ def test_nothing_is_deleted_behind_a_link_that_a_rank_has_laid(tmp_path: Path) -
     (cache / "home").symlink_to(tmp_path / "home")
     (cache / "onnx-1" / ".making-z").symlink_to(theirs)
     assert trim(cache, 0) == [laid]
+    (tmp_path / "link").symlink_to(cache)
+    assert trim(tmp_path / "link", 0) == []
     for each in (theirs, other):
         assert (each / "weights").exists()
 
