@@ -15,7 +15,7 @@ from store_builders import at_once
 
 from service.jobs.records import ApiKey, Conflict, NotFound, Rejected
 from service.jobs.store import ApiKeys, Credential, Store
-from service.jobs.store.keyspace import API_KEYS
+from service.jobs.store.keyspace import API_KEYS, CLOCK, SESSION
 
 DAY_S = 86_400.0
 
@@ -53,6 +53,17 @@ def test_sessions_and_streams_end_with_the_key(store: Store, redis: redis_py.Red
     assert store.keys.ended(admitted) == set()
     expire(redis, key)
     assert store.keys.ended(admitted) == set(admitted[:2])
+    assert store.sessions.resume(session.cookie, page=session.page) is None
+
+
+def test_a_session_ends_with_its_time_where_no_worker_keeps_the_stores_clock_going(
+    store: Store, redis: redis_py.Redis
+) -> None:
+    key, _ = store.keys.create("ann", ["read"])
+    session = store.sessions.begin(key)
+    (name,) = redis.scan_iter(SESSION("*"))
+    redis.hincrby(name, "ends", -round(store.sessions.longest_s * 1000))
+    redis.hset(CLOCK(), mapping={"now": 1, "wall": redis.time()[0] * 1000})
     assert store.sessions.resume(session.cookie, page=session.page) is None
 
 

@@ -4,6 +4,6 @@
 -- RETURNS: 1
 
 local key = KEY.session(session)
-redis.call("HSET", key, "key", key_id, "page", page, "ends", whole(now_ms() + longest_ms))
+redis.call("HSET", key, "key", key_id, "page", page, "ends", whole(wall_ms() + longest_ms))
 redis.call("PEXPIRE", key, whole(math.min(idle_ms, longest_ms)))
 return 1

@@ -1,5 +1,5 @@
--- Find the key of a session that a page speaks for, and let the session live on from now. The page proves itself by
--- its secret, or by a ticket that it was given for this path.
+-- Find the key of a session that a page speaks for, and let the session live on from now, until its end by the time of
+-- day. The page proves itself by its secret, or by a ticket that it was given for this path.
 -- USES: core keys members
 -- ARGV: session: str, page: str, ticket: str, path: str, idle_ms: int
 -- RETURNS: the key's entry, its last use and its owner's role (see lib/members.lua); nothing when
@@ -14,7 +14,7 @@ if not proved then
   return {}
 end
 local found = valid_entry(held[1])
-local left = tonumber(held[3]) - now_ms()
+local left = tonumber(held[3]) - wall_ms()
 if not found or left <= 0 then
   redis.call("DEL", KEY.session(session))
   return {}
