@@ -70,7 +70,7 @@ ALLOWED = {
     # The folder of a job's attempts, in which ranks make nothing.
     "service/jobs/store/artifacts.py": {"attempts.mkdir"},
     "service/jobs/host/supervisor_registry.py": {
-        "atomic_write", "path.read_text", "path.unlink", "self._folder / 'lock'.open", "self._folder.glob",
+        "atomic_write", "path.read_bytes", "path.unlink", "self._folder / 'lock'.open", "self._folder.glob",
         "self._folder.mkdir", "self._heartbeat.touch",
     },
     # The folder of a launcher, which ranks cannot open, and that of a host.

@@ -177,7 +177,7 @@ def _read(path: Path) -> SupervisedAttempt | None:
     one, so an entry that cannot be read has nothing left to supervise: it is set aside.
     """
     try:
-        text = path.read_text()
+        text = path.read_bytes()
     except FileNotFoundError:
         return None
     try:

@@ -195,14 +195,14 @@ def test_an_entry_of_the_dead_is_cleared_with_its_scratch(tmp_path: Path) -> Non
     assert not (tmp_path / "job_1.1.json").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"name": "job_1:1"}', "[]", '{"name": 1, "supervisor": 2}'])
-def test_a_torn_entry_is_set_aside_and_harms_nobody(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b'{"name": "job_1:1"}', b"[]", b'{"name": 1, "supervisor": 2}'])
+def test_a_torn_entry_is_set_aside_and_harms_nobody(tmp_path: Path, text: bytes) -> None:
     torn = tmp_path / "job_1.1.json"
-    torn.write_text(text)
+    torn.write_bytes(text)
     registry = SupervisorRegistry(tmp_path)
     assert registry.live() == ()
     assert not torn.exists()
-    assert torn.with_name("job_1.1.json.unreadable").read_text() == text
+    assert torn.with_name("job_1.1.json.unreadable").read_bytes() == text
     with registry.entered(REF, os.getpid(), tmp_path / "scratch") as entered:
         assert entered
         assert registry.live() == ("job_1:1",)
