@@ -24,6 +24,9 @@ class ClassCrossEntropy(Objective):
     ignores: ClassVar[bool] = True
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point() or targets.dim() != 1:
+            got = f"{targets.dtype} of shape {('n', *targets.shape[1:])}"
+            raise ValueError(f"objective cross_entropy: labels are {got}; expected a whole number for each sample")
         return cross_entropy(outputs, targets)
 
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -34,7 +37,7 @@ class ClassCrossEntropy(Objective):
         return torch.stack((loss, (outputs.argmax(-1) == targets).sum().double(), counted))
 
     def summary(self, totals: Tensor, samples: int) -> dict[str, float]:
-        loss, correct, _ = (totals / totals[-1]).tolist()
+        loss, correct, _ = _per_label(totals, samples)
         return {"eval_loss": loss, "eval_accuracy": correct}
 
 
@@ -58,8 +61,16 @@ class _TokenCrossEntropy(Objective):
         return torch.stack((self.mean(outputs, targets).double() * counted, counted))
 
     def summary(self, totals: Tensor, samples: int) -> dict[str, float]:
-        loss = (totals[0] / totals[1]).item()
+        loss, _ = _per_label(totals, samples)
         return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
+
+
+def _per_label(totals: Tensor, samples: int) -> list[float]:
+    """Return the totals, of which the last counts the labels, as means over these."""
+    if not totals[-1]:
+        raise ValueError(f"no label of the {samples} samples to test with counts: all are {IGNORED}")
+    means: list[float] = (totals / totals[-1]).tolist()
+    return means
 
 
 def objective(config: CrossEntropy, context: ObjectiveContext) -> Objective:

@@ -131,6 +131,9 @@ def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device, mesh
             f"this model is of family {config.family!r}"
         )
     dataset = data.load(spec.data, context.data)
+    for samples, what in ((dataset.train, "learn from"), (dataset.test, "test with")):
+        if not len(samples):
+            raise ValueError(f"data.source={spec.data.source!r} gives no sample to {what}")
     labels = digest_of_labels(dataset)
     agree({f"the labels that data.source={spec.data.source!r} gives": labels})
     model = outline(config, mesh.tp, mesh.pp.size)

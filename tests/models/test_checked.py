@@ -118,6 +118,19 @@ def test_a_reader_that_needs_every_label_is_named(monkeypatch: pytest.MonkeyPatc
         found.train.take(torch.tensor([1]))
 
 
+@pytest.mark.parametrize("kept", [Split, lambda *tensors: OfDisk(Split(*tensors))])
+def test_labels_of_any_whole_type_are_taken_as_int64(monkeypatch: pytest.MonkeyPatch, kept: Any) -> None:
+    """In uint8, 156 and -100 are equal."""
+    stored = kept(torch.rand(2, 6), torch.tensor([156, 3], dtype=torch.uint8))
+    split = loaded(monkeypatch, Features(6, 200), stored).train
+    taken = split.take(torch.arange(2))
+    assert not may_ignore(taken)
+    assert taken.targets.tolist() == [156, 3]
+    assert taken.targets.dtype == torch.int64
+    with pytest.raises(ValueError, match="the label 156 in sample 0; expected 0 to 99, or -100"):
+        loaded(monkeypatch, Features(6, 100), stored).train.take(torch.arange(2))
+
+
 def test_labels_in_another_order_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = (Split(torch.rand(6, 6), torch.arange(6).roll(turn) % 3) for turn in (0, 1))
     digests = [

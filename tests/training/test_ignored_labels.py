@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,33 @@ def test_evaluation_counts_labels_too(tmp_path: Path) -> None:
     spec = {**spec_of("classes", {}), "steps": 1, "optimizer": {"lr": 1e-30}}
     with patch.object(data, "load", load):
         assert train(tmp_path, spec, state=torch.float64)["eval_loss"] == pytest.approx(reference("classes")[2:])
+
+
+def of_one_label(split: Split, label: int) -> Split:
+    return replace(split, targets=torch.full_like(split.targets, label))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda whole: replace(whole, test=whole.test.take(torch.arange(0))), "'synthetic' gives no sample to test"),
+        (lambda whole: replace(whole, test=of_one_label(whole.test, IGNORED)), "no label of the 12 samples to test"),
+        (
+            lambda whole: replace(
+                whole, train=replace(whole.train, targets=functional.one_hot(whole.train.targets).float())
+            ),
+            r"labels are torch.float32 of shape \('n', 4\); expected a whole number for each sample",
+        ),
+    ],
+)
+def test_samples_without_a_label_are_refused(
+    tmp_path: Path, change: Callable[[Dataset], Dataset], message: str
+) -> None:
+    with (
+        patch.object(data, "load", lambda spec, layout: change(load_whole(spec, layout))),
+        pytest.raises(ValueError, match=message),
+    ):
+        train(tmp_path, spec_of("classes", {}))
 
 
 def test_no_label_that_counts_is_zero_and_leaves_no_gradient() -> None:

@@ -64,7 +64,7 @@ class SampleCheck:
             self._check_finite(targets, "targets", numbers)
             return
         count = self.gives.vocabulary if isinstance(self.gives, Tokens) else self.gives.classes
-        self._check_range(targets, count, numbers, "label", (IGNORED,) if self.is_ignoring else ())
+        self._check_range(targets.long(), count, numbers, "label", (IGNORED,) if self.is_ignoring else ())
 
     def _check_range(
         self, values: Tensor, count: int, numbers: Tensor, what: str, others: tuple[int, ...] = ()
@@ -110,6 +110,10 @@ class CheckedSamples:
         return self.samples.device
 
     def take(self, indices: Tensor) -> Split:
+        return self.as_stored(indices).with_int64_labels()
+
+    def as_stored(self, indices: Tensor) -> Split:
+        """Return the same with labels in the source's own type."""
         taken = self.samples.take(indices)
         self.declared.check(taken, indices)
         return taken
@@ -156,7 +160,7 @@ def may_ignore(samples: Samples) -> bool:
         return samples.declared.is_ignoring
     if not isinstance(samples, Split):
         return True
-    return not samples.targets.is_floating_point() and bool((samples.targets == IGNORED).any())
+    return not samples.targets.is_floating_point() and bool((samples.targets.long() == IGNORED).any())
 
 
 _LOOKED_AT = 256
@@ -172,7 +176,8 @@ def digest_of_labels(dataset: Dataset) -> str:
     digest = hashlib.sha256()
     for samples in (dataset.train, dataset.test):
         every = max(len(samples) // _LOOKED_AT, 1)
-        taken = samples if isinstance(samples, Split) else samples.take(torch.arange(0, len(samples), every))
+        take = samples.as_stored if isinstance(samples, CheckedSamples) else samples.take
+        taken = samples if isinstance(samples, Split) else take(torch.arange(0, len(samples), every))
         digest.update(str(len(samples)).encode())
         for values in (taken.inputs, taken.targets):
             if not values.is_floating_point():

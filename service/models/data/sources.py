@@ -28,7 +28,8 @@ class Split:
 
     Classes: inputs ``(n, features)`` float32, targets ``(n,)`` int64.
     Tokens: inputs and targets ``(n, sequence)`` int64; a target is the token after its input.
-    A target of ``service.jobs.plugins.IGNORED`` does not count.
+    A target of ``service.jobs.plugins.IGNORED`` does not count. Labels may be of any type of whole numbers: those that
+    are taken are int64.
     """
 
     inputs: Tensor
@@ -47,7 +48,13 @@ class Split:
 
     def take(self, indices: Tensor) -> Split:
         indices = indices.to(self.device, non_blocking=True)
-        return Split(self.inputs[indices], self.targets[indices])
+        return Split(self.inputs[indices], self.targets[indices]).with_int64_labels()
+
+    def with_int64_labels(self) -> Split:
+        """Return the samples with labels that losses take, and that can be compared with ``IGNORED``: in uint8, -100 is
+        156.
+        """
+        return self if self.targets.is_floating_point() else Split(self.inputs, self.targets.long())
 
     def to(self, device: torch.device) -> Split:
         return Split(self.inputs.to(device), self.targets.to(device))
