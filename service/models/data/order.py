@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from service.models.data.sources import Samples, Split
+from service.models.randomness import drawn, seed_all
 
 LARGEST_LIST = 2**26
 """The most samples whose permutation is kept as a list (half a gigabyte); beyond, it is computed."""
@@ -140,7 +141,27 @@ class StreamFeed:
         return Split(batch.inputs.pin_memory(), batch.targets.pin_memory())
 
 
+@dataclass(frozen=True)
+class _DrawingFeed:
+    """Feeds samples whose source draws random numbers where they are taken, as for a random crop: from a seed of their
+    own, and not ahead, as generators are those of the whole process, in which a step draws too.
+    """
+
+    resident: _ResidentFeed
+    device: torch.device
+
+    def batch(self, step: int) -> Split:
+        seed_all(self.resident.order.seed, "samples", step, self.resident.rank)
+        return self.resident.batch(step).to(self.device)
+
+
 def open_feed(samples: Samples, order: BatchOrder, rank: int, ranks: int, device: torch.device) -> Feed:
-    """Return the batches of data-parallel ``rank`` of ``ranks``; a share is a function of seed, step and rank alone."""
+    """Return the batches of data-parallel ``rank`` of ``ranks``; a share is a function of seed, step and rank alone. It
+    may seed the generators of the process.
+    """
     resident = _ResidentFeed(samples, order, rank, ranks)
-    return resident if isinstance(samples, Split) else StreamFeed(resident, device)
+    if isinstance(samples, Split):
+        return resident
+    before = drawn(torch.device("cpu"))
+    samples.take(torch.zeros(1, dtype=torch.int64))
+    return StreamFeed(resident, device) if drawn(torch.device("cpu")) == before else _DrawingFeed(resident, device)
