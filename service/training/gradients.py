@@ -75,7 +75,8 @@ def explained_overflow(step: int, rate: float) -> Iterator[None]:
 @torch.no_grad()
 def check_weights(parameters: Sequence[Tensor], step: int, device: torch.device) -> None:
     """Raise :class:`NonFiniteError` on every rank if the weights of one are not finite after ``step``; all call it."""
-    own = [part for parameter in parameters if (part := local(parameter.detach())).numel()]
+    parts = (local(parameter.detach()) for parameter in parameters)
+    own = [part for part in parts if part.numel() and (part.is_floating_point() or part.is_complex())]
     largest = torch.stack(internal("torch._foreach_norm")(own, math.inf)) if own else torch.zeros(1, device=device)
     rank, world = rank_and_size()
     broken = torch.zeros(world, device=device)

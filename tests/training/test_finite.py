@@ -47,7 +47,7 @@ def test_an_update_that_breaks_the_weights_leaves_no_checkpoint(
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_weights_are_looked_at_before_they_are_kept(value: float) -> None:
-    sound = [torch.tensor([1e38, -1e-45]), torch.empty(0)]
+    sound = [torch.tensor([1e38, -1e-45]), torch.empty(0), torch.arange(3)]
     check_weights(sound, 7, torch.device("cpu"))
     with pytest.raises(NonFiniteError, match=r"the weights are not finite on rank 0 after the update of step 7"):
         check_weights([*sound, torch.tensor([[1.0, value]])], 7, torch.device("cpu"))

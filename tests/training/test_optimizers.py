@@ -139,8 +139,14 @@ def test_groups_have_their_rate_and_decay_and_frozen_ones_stay() -> None:
         reference.step()
     for (key, left), right in zip(own.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12, msg=key)
-    assert updater.names()["frozen"] == ["2.weight", "2.bias"]
+    own[0].requires_grad_(False)  # type: ignore[index]
+    assert updater.names() == {"adamw": ["1.weight"], "frozen": ["0.bias", "0.weight", "2.weight", "2.bias"]}
     assert not any(updater.moments(parameter) for parameter in own[2].parameters())  # type: ignore[index]
+
+
+def test_a_model_that_leaves_nothing_to_learn_is_refused() -> None:
+    with pytest.raises(OptimizerError, match=r"every parameter is frozen, by the model or by optimizer.groups"):
+        updater_of(network().requires_grad_(False), {})
 
 
 @pytest.mark.parametrize(

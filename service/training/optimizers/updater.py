@@ -60,9 +60,14 @@ class Updater:
         return {}
 
     def names(self) -> dict[str, list[str]]:
-        """Return the names of this rank's parameters by the rule that updates them; ``frozen`` are the rest."""
-        found = {rule.name: [name for group in rule.groups for name, _ in group.parameters] for rule in self.rules}
-        return found | ({"frozen": [name for name, _ in self._frozen]} if self._frozen else {})
+        """Return the names of this rank's parameters by the rule that updates them; ``frozen`` are the rest, those of
+        the model among them.
+        """
+        pairs = {rule.name: [pair for group in rule.groups for pair in group.parameters] for rule in self.rules}
+        found = {rule: [name for name, each in own if each.requires_grad] for rule, own in pairs.items()}
+        still = [name for own in pairs.values() for name, each in own if not each.requires_grad]
+        frozen = [*still, *(name for name, _ in self._frozen)]
+        return found | ({"frozen": frozen} if frozen else {})
 
 
 def updater_for(
@@ -72,12 +77,18 @@ def updater_for(
 
     Raises :class:`OptimizerError` for a pattern that no parameter has, and if all are frozen.
     """
-    for path, message, got, expected in config.check(list(names)):
+    names = list(names)
+    for path, message, got, expected in config.check(names):
         raise OptimizerError(f"{path}: {message}: {got!r}; expected {expected}")
     stages = list(stages)
     parameters = [pair for stage in stages for pair in global_parameters(stage)]
     rows = {name: count for stage in stages for name, count in global_rows(stage).items()}
     groups, frozen = _grouped(config, parameters, rows)
+    is_whole = {name for name, _ in parameters} == set(names)  # and no stage, of which others may learn
+    if is_whole and not any(each.requires_grad for group in groups for _, each in group.parameters):
+        raise OptimizerError(
+            "optimizer: every parameter is frozen, by the model or by optimizer.groups; expected one that learns"
+        )
     factory: Factory = OPTIMIZERS.function(config.name)
     return Updater(factory(config, groups, device) if groups else (), frozen)
 
