@@ -200,6 +200,25 @@ def is_static(model: nn.Module) -> bool:
     return says
 
 
+def check_only_read(model: nn.Module) -> None:
+    """Call after a step. Raises ``ValueError`` for a parameter to which the model's own forward writes: FSDP gathers a
+    copy, and what is written to that is lost.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in _parameter_groups(model):
+        gathered = [each for each in group.fsdp_params if hasattr(each, "unsharded_param")]
+        writes = [each.unsharded_param._version for each in gathered]
+        least = min(writes, default=0)  # FSDP's own, if any
+        for each, count in zip(gathered, writes, strict=True):
+            if count > least:
+                name = names[id(each.sharded_param)]
+                raise ValueError(
+                    f"the forward writes to the parameter {name!r}, as an embedding with max_norm does; copies that "
+                    "parallel.dp_shard, dp_replicate and precision gather lose that; expected a forward that only "
+                    "reads it, or one rank in fp32"
+                )
+
+
 class PartlyUsed:
     """A sharded model some of whose parameters a step may leave out, not the same ones on every rank, as a layer that
     is skipped at random or an expert that gets no sample: ranks would add up gradients of different parameters, or wait

@@ -17,6 +17,7 @@ from service.models.held_state import HeldState, digest
 from service.models.plain import PlainModel
 from service.parallel.batch_norm import average_statistics
 from service.parallel.collectives import agree
+from service.parallel.fsdp import check_only_read, is_static
 from service.parallel.tensor.placement import state_buffers
 from service.training.base_loop import SPANS_EVERY, BaseLoop
 from service.training.checkpoints import ModelCheckpoints
@@ -74,12 +75,14 @@ class Loop(BaseLoop):
         self._check_held()
 
     def _check_held(self) -> None:
-        """Raise ``ValueError`` for what a step has changed and checkpoints do not hold, and :class:`DisagreementError`
-        for a buffer of a plain module that is not the same on all ranks, which all call it.
+        """Raise ``ValueError`` for what a step has changed and checkpoints or shards do not hold, and
+        :class:`DisagreementError` for a buffer of a plain module that is not the same on all ranks, which all call it.
         """
         for each in self.held:
             each.check()
         for stage in self.training.stages.values():
+            if not is_static(stage):
+                check_only_read(stage)
             if isinstance(stage, PlainModel):
                 agree({f"the buffer {name!r}": digest(value) for name, value in state_buffers(stage)})
 

@@ -152,6 +152,15 @@ class Listed(Chosen):
         self.weights = {"enter": [self.enter.weight]}
 
 
+class Limited(Chosen):
+    """Writes to a parameter in its forward, as an embedding with ``max_norm`` does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.enter.weight.clamp_(-0.05, 0.05)
+        return super().forward(x)
+
+
 class Moving(Chosen):
     """Takes from its inputs their running mean, that of this batch included."""
 
@@ -198,7 +207,7 @@ def run_all(folder: str) -> dict[str, Any]:
         found["scalar"] = str(error)
     for make, (name, layout) in product((Chosen, Chain), layouts.items()):
         found[f"{make.__name__} {name}"] = run_of(make, f"{folder}/{make.__name__} {name}", **layout)
-    for make in (Hooked, Listed):
+    for make in (Hooked, Listed, Limited):
         try:
             run_of(make, f"{folder}/{make.__name__}", **dropping)
         except ValueError as error:
@@ -293,6 +302,7 @@ def test_ranks_may_use_different_parameters(
 def test_what_a_sharded_parameter_would_lose_is_named(runs: tuple[Path, dict[str, Any]]) -> None:
     assert "the parameter 'blocks.0.enter.weight' has a hook on its gradient" in runs[1]["Hooked"]
     assert "the parameter 'blocks.0.enter.weight' is also in 'blocks.0.weights'" in runs[1]["Listed"]
+    assert "the forward writes to the parameter 'blocks.0.enter.weight'" in runs[1]["Limited"]
 
 
 @pytest.mark.parametrize("rules", [{}, {"name": "muon", "adamw": {"match": ["*.enter.*"], "lr": 1e-2}}])
