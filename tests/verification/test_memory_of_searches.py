@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lanes import slow_but_for
-from limited_memory import OPTIMISTIC, LimitedMemory, RandomFailures, size_of
+from limited_memory import OPTIMISTIC, Claims, LimitedMemory, RandomFailures, size_of
 from little_memory import CPU, LIMITS, WIDTHS, dense, on
 from nets import mlp
 from search_problems import exact_minimum, model_from, specification_of, split_activations, split_inputs, tick
@@ -109,6 +109,21 @@ def test_a_decision_without_memory_is_unknown_with_the_reason() -> None:
     assert decision.shortage is not None
     whole = decide(replace(subject, options=BoundOptions()), query, CROWN, 30.0)
     assert (whole.verdict, whole.shortage) == (Verdict.VERIFIED, None)
+
+
+def test_a_program_that_does_not_fit_the_host_is_not_tried() -> None:
+    """It has a dimension for each input, and as many inputs go through the network at once."""
+    from service.formats.vnnlib import Disjunct, Halfspace, Query
+
+    module = mlp([300, 4, 1], nn.ReLU(), 0).requires_grad_(False)
+    module[2].weight.abs_()
+    module[2].bias.zero_()
+    query = Query(300, 1, (Disjunct((-0.1,) * 300, (0.1,) * 300, (Halfspace(((0, 1.0),), 0.0, strict=True),)),))
+    subject = replace(model_from(module, 300), options=BoundOptions(memory=MemoryBudget(meter=Claims(2**21))))
+    decision = decide(subject, query, CROWN, 60.0, restarts=0)
+    assert decision.verdict is Verdict.UNKNOWN
+    assert decision.shortage is not None
+    assert decision.shortage.stage == activations.PROGRAMS
 
 
 class Unconvinced(nn.Module):

@@ -1,7 +1,8 @@
 """Decides domains in which every operator is affine as linear programs (HiGHS), in float64.
 
 The solver is not trusted: its multipliers give a bound in closed form, as in β-CROWN, which holds for any
-multipliers; and its point is a counterexample only if the model agrees.
+multipliers; and its point is a counterexample only if the model agrees. A margin allows for the rounding of the model's
+own type, like those of all bounds: in float64, a program would prove what the model itself may violate.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.neuron_index import NeuronIndex
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification
-from service.verification.verdict import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+from service.verification.verdict import RELATIVE_MARGIN
 
 Array = NDArray[np.float64]
+INPUT_COPIES, VALUE_COPIES = 5, 2
+"""How many tensors like the input, and like all of the network's values, are held for each input that varies."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,14 @@ class LinearPrograms:
 
     def solve(self, domain: Domains, bounds: Interval) -> LpResult:
         """Solve one domain whose splits leave only affine operators, given the root's bounds of all preactivations."""
-        rows = self.specification.disjunct == domain.disjunct
+        numbers = torch.arange(self.specification.disjunct_count, device=domain.disjunct.device)
+        asked = self.specification.of_disjuncts(numbers == domain.disjunct)
         values = self._values(domain, bounds)
-        output = (
-            values[self.network.graph.output.name] @ self.specification.rows[rows].T
-            - self.specification.thresholds[rows]
-        )
-        if self.specification.input_rows is not None:
-            output = output + values[self.network.graph.input.name] @ self.specification.input_rows[rows].T
+        output = values[self.network.graph.output.name] @ asked.rows.T
+        if asked.input_rows is not None:
+            output = output + values[self.network.graph.input.name] @ asked.input_rows.T
+        reach = (output[1:] - output[0]).abs().sum(dim=0)
+        output = output - asked.offsets(*(end.to(self.model.dtype) for end in (output[0] - reach, output[0] + reach)))
         is_split = domain.sign[0] != 0
         number, sign = domain.index[:, is_split], domain.sign[:, is_split]
         splits = self._neuron_index.localise(number, sign)
@@ -112,7 +115,8 @@ class LinearPrograms:
         margin, has_point, *point = tp_group.agree(torch.from_numpy(solution).to(self.model.device)).tolist()
         if not has_point:
             return LpResult(margin)
-        return LpResult(margin, self.model.first_confirmed(self.specification, self._inputs(np.array([point]))))
+        t = torch.tensor([point], dtype=torch.float64, device=self.model.device)
+        return LpResult(margin, self.model.first_confirmed(self.specification, self._inputs(t)))
 
     @cached_property
     def _neuron_index(self) -> NeuronIndex:
@@ -123,21 +127,23 @@ class LinearPrograms:
         """Return the inputs that vary, ``(varying inputs,)``."""
         return (self.specification.upper > self.specification.lower).nonzero().squeeze(1)
 
-    def _inputs(self, t: Array) -> Tensor:
-        """Return points ``(n, varying inputs)`` of [−1, 1] as inputs ``(n, features)``."""
+    def _inputs(self, t: Tensor) -> Tensor:
+        """Return points ``(n, varying inputs)`` of [−1, 1], on the device, as inputs ``(n, features)``."""
         centre, radius = (
             (self.specification.lower + self.specification.upper) / 2,
             (self.specification.upper - self.specification.lower) / 2,
         )
         x = centre.expand(len(t), -1).clone()
-        x[:, self._varying] += torch.from_numpy(np.ascontiguousarray(t)).to(x.device) * radius[self._varying]
+        x[:, self._varying] += t * radius[self._varying]
         return x
 
     def _values(self, domain: Domains, bounds: Interval) -> Mapping[str, Tensor]:
         """Return every node's value ``(1 + varying inputs, size)``: at the centre, and one unit along each input."""
-        count = len(self._varying)
+        nodes, device, count = self.network.graph.nodes, self.model.device, len(self._varying)
+        numbers = (count + 1) * (INPUT_COPIES * nodes[0].size + VALUE_COPIES * sum(node.size for node in nodes))
+        self.model.memory.plan(device, 8 * numbers, 1, least=self.model.engine.least)
         # On the chosen pieces every value is affine in the input, and an affine map is known by these points.
-        t = np.concatenate([np.zeros((1, count)), np.eye(count)])
+        t = torch.eye(count + 1, count, dtype=torch.float64, device=device).roll(1, dims=0)
         x = self._inputs(t).reshape(len(t), *self.network.graph.input.shape)
         known = {self.network.graph.input.name: Interval.point(x)}
         sides = self._sides(domain, bounds)
@@ -175,7 +181,7 @@ def _solve(objectives: _AffineMap, constraints: _AffineMap) -> tuple[float, Arra
             np.concatenate([objectives.matrix, constraints.matrix]),
             np.concatenate([objectives.constant, constraints.constant]),
         )
-        margin = both.least(np.concatenate([weights, multipliers])) - ABSOLUTE_MARGIN[torch.float64]
+        margin = both.least(np.concatenate([weights, multipliers]))
         return margin, None if margin > 0 else result.x[:-1]
     # Without a solution the splits may contradict each other: that is proved by a combination of the constraints that
     # is above 0 everywhere, although each of them is at most 0.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from copy import deepcopy
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -33,10 +34,11 @@ from verify_jobs import context
 from verify_jobs import specification as of_digits
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Analysis, BoundOptions, Method
+from service.bounds.methods import CROWN, METHODS, Analysis, BoundOptions, Method
 from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
 from service.bounds.split import Multipliers, Preactivations
+from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.jobs.files import DataLayout
 from service.verification import job
 from service.verification.bab.activations import search as activations
@@ -46,6 +48,7 @@ from service.verification.bab.activations.domains import DomainPool, Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
 from service.verification.bab.activations.intermediate_bab import _Problems, refine_intermediate_bounds
 from service.verification.bab.decision import Technique
+from service.verification.bab.driver import decide
 from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.lp import LinearPrograms, _AffineMap, _solve
 from service.verification.bab.model import ModelUnderVerification
@@ -376,6 +379,18 @@ def test_contradicting_splits_leave_nothing_to_prove() -> None:
 def test_programs_of_numbers_that_overflowed_prove_nothing() -> None:
     none = _AffineMap(np.zeros((0, 1)), np.zeros(0))
     assert _solve(_AffineMap(np.full((1, 1), np.inf), np.zeros(1)), none) == (-inf, None)
+
+
+@pytest.mark.parametrize(("dtype", "verdict"), [(torch.float32, Verdict.UNKNOWN), (torch.float64, Verdict.VERIFIED)])
+def test_a_program_leaves_open_what_rounding_in_the_models_own_type_may_violate(
+    dtype: torch.dtype, verdict: Verdict
+) -> None:
+    module = mlp([3, 8, 2], nn.ReLU(), 0).requires_grad_(False)
+    exact, middle = deepcopy(module).double(), (0.25,) * 3
+    below = float(exact(torch.tensor([middle], dtype=torch.float64))[0, 0]) - 1e-9
+    engine = NetworkEngine(prepare(module.to(dtype), (3,)))
+    query = Query(3, 2, (Disjunct(middle, middle, (Halfspace(((0, 1.0),), below),)),))
+    assert decide(ModelUnderVerification(module, engine, exact, None, dtype), query, CROWN, 60.0).verdict is verdict
 
 
 def test_no_program_for_operators_that_still_bend() -> None:
