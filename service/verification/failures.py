@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -42,6 +43,7 @@ class RowFailures:
         return None
 
     def add(self, instances: Sequence[int], error: Exception) -> None:
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed step
         for instance in instances:
             self.errors[instance] = error
             self.report.log(f"instance {instance}: failed, {_describe_error(error)}")

@@ -219,6 +219,7 @@ class _InstanceRunner:
 
     def _searched(self, task: Task, entry: DecidedRow, searches: SearchRunner, checks: _Checks) -> BoundsRow:
         row = checks.settled(replace(entry, row=searches.decided(entry.row)), searches.limit(entry.instance))
+        task.visited.clear()  # where no file is attacked, nothing else takes them
         return add_outputs(row, task, checks.guard.checker)
 
     def _resume_rows(self) -> set[int]:

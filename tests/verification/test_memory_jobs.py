@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import time
+import weakref
 import zipfile
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -35,6 +38,8 @@ from service.parallel.mesh import Axis, Mesh
 from service.parallel.mesh import build as build_mesh
 from service.verification import job
 from service.verification.bab.search_group import SearchGroup
+from service.verification.failures import RowFailures, RowsFailedError
+from service.verification.task import Task
 
 QUERY = DECLARED + BOX + "(assert (>= Y_0 1000))"
 
@@ -131,6 +136,20 @@ def test_a_batch_that_does_not_fit_is_bounded_in_smaller_ones(
     for row, wanted in zip(report.bounds, expected.bounds, strict=True):
         assert row["verdict"] == wanted["verdict"]
         torch.testing.assert_close(torch.tensor(row["lower"]), torch.tensor(wanted["lower"]), rtol=1e-4, atol=1e-4)
+
+
+def test_the_errors_of_failed_instances_hold_no_tensors() -> None:
+    held, failures = list[weakref.ref[torch.Tensor]](), RowFailures(context(DataLayout(Path()))[1])
+
+    def fail() -> None:
+        tensor = torch.zeros(3)
+        held.append(weakref.ref(tensor))
+        raise ValueError("a defect")
+
+    failures.unless_failed(cast(Task, SimpleNamespace(is_alone=True)), [0], fail)
+    assert held[0]() is None
+    with pytest.raises(RowsFailedError, match="a defect"):
+        failures.raise_first(1)
 
 
 def searches_and_bounds_with_little_memory() -> dict[str, Any]:

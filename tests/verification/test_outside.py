@@ -104,6 +104,17 @@ def test_inputs_that_a_search_visited_nearest_to_a_counterexample_are_run(
     assert [x.tolist() for x in asked[:20]] == nearest
 
 
+def test_inputs_that_a_search_visited_are_kept_of_no_instance_that_is_over(
+    data: DataLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = list[dict[int, Tensor]]()
+    monkeypatch.setattr(job, "add_outputs", lambda row, task, _: kept.append(task.visited) or row)
+    ranked, report = context(data)
+    job.run(specification(data, query(reach()[1] + 0.1), method="beta-crown", budget={"replays": 0}), ranked)
+    assert report.bounds[0]["decided_by"] in {"input splitting", "activation splitting"}
+    assert kept[-1] == {}
+
+
 def test_inputs_are_numbers_of_the_file_within_the_exact_box(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, ends = list[Array](), [(0.1, 0.1000000002), (1e-50, 2.0), (0.3, 0.7)]
     monkeypatch.setattr(OwnFile, "flat", giving(lambda x: np.zeros(2), asked))

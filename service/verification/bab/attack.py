@@ -75,8 +75,13 @@ def gradient_batch_size(model: ModelUnderVerification) -> int:
     return model.memory.plan(model.device, bytes_per_input, settings.largest_batch, share=2, least=model.engine.least)
 
 
+START_COPIES = 4
+"""How many tensors like all starts are held at a time."""
+
+
 class _ProjectedGradientDescent:
-    """Descent in one specification's box from ``restarts`` starts, whose targets are the disjuncts in turn.
+    """Descent in one specification's box from ``restarts`` starts, or as many as half of the memory holds, whose
+    targets are the disjuncts in turn.
 
     ``targets`` ``(restarts,)`` are the disjuncts that the starts descend to. One generator on the host gives
     all random numbers, so that ranks and devices do the same.
@@ -88,6 +93,8 @@ class _ProjectedGradientDescent:
         self.model, self.specification, self.box = model, specification, specification.box(model.dtype)
         self.deadline, self.settings = deadline, model.settings.attack
         self.batch_size = gradient_batch_size(model)
+        bytes_per_start = START_COPIES * self.box.lower.nbytes
+        restarts = model.memory.plan(model.device, bytes_per_start, restarts, share=2, least=model.engine.least)
         self.generator = torch.Generator().manual_seed(seed)
         order = torch.arange(restarts, device=model.device)
         self.targets, self.turns = order % specification.disjunct_count, order // specification.disjunct_count
