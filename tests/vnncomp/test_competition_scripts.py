@@ -64,6 +64,8 @@ def test_equal_networks_are_verified_by_the_standards_interface(tmp_path: Path, 
     words = ("verify", str(query), "--network", f"f={network}", "--timeout", "60")
     found = ran(tmp_path, str(SCRIPTS.parent / "vnnlib" / "solver.sh"), *words)
     assert (found.returncode, found.stdout) == (0, "unsat\n"), found.stderr
+    twice = ran(tmp_path, str(SCRIPTS.parent / "vnnlib" / "solver.sh"), *words, "--network", "f=other.onnx")
+    assert "expected one file for each name" in " ".join(twice.stderr.split())
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.sh")))
@@ -102,5 +104,6 @@ def test_a_score_beside_a_peers(tmp_path: Path, files: tuple[str, str, str]) -> 
     rows_of_results = (results / "results.csv").read_text().splitlines()
     assert len(rows_of_results) == 2
     assert "one of int8 is not supported" in rows_of_results[1]
-    refused = ran(tmp_path, str(tmp_path / "trivet"), "vnncomp", "score", "tiny", "--peer", "other=nowhere")
-    assert "expected NAME=DIR, and a file DIR/results.csv" in refused.stderr
+    for given, told in (("other=nowhere", "a file DIR/results.csv"), ("trivet=peer", "not trivet, which is this tool")):
+        refused = ran(tmp_path, str(tmp_path / "trivet"), "vnncomp", "score", "tiny", "--peer", given)
+        assert told in " ".join(refused.stderr.split())

@@ -89,8 +89,9 @@ def test_networks_of_an_instance_have_the_competitions_names() -> None:
     instance = BenchmarkInstance("tiny", Path("home"), cell, "./vnnlib/p_0.vnnlib", 1.0)
     assert instance.networks == {"f": Path("home/onnx/a.onnx"), "g": Path("home/onnx/b.onnx")}
     assert instance.witness_name == "f_g_p_0.counterexample.gz"
-    with pytest.raises(TrivetError, match="expected a network or"):
-        networks_in("[('f', )]")
+    for wrong in ("[('f', )]", "[('f', 'a.onnx'), ('f', 'b.onnx')]"):
+        with pytest.raises(TrivetError, match="expected a network or"):
+            networks_in(wrong)
 
 
 @pytest.mark.parametrize(

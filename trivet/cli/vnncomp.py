@@ -110,7 +110,11 @@ def score(
     from trivet.vnncomp.scoring import missed, scores  # noqa: PLC0415
     from trivet.vnncomp.series import ResultsFolder  # noqa: PLC0415
 
-    others = {name: ResultsFolder(path) for name, path in map(_peer, peers or ())}
+    others = dict[str, ResultsFolder]()
+    for name, path in map(_peer, peers or ()):
+        if name in {OWN, *others}:
+            refuse(f"--peer {name}=DIR: expected a name of its own for each peer, not {OWN}, which is this tool")
+        others[name] = ResultsFolder(path)
     every, own, ask = instances(folder), ResultsFolder(into), find_decider(device, at_once)
 
     def answer(each: BenchmarkInstance) -> Decided:

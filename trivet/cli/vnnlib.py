@@ -83,7 +83,10 @@ def verify(
     from trivet.vnncomp.deciding import decide  # noqa: PLC0415
     from trivet.vnncomp.questions import Question  # noqa: PLC0415
 
-    question = Question.read(NAME, dict(map(_named, networks or ())), query)
+    named = [_named(text) for text in networks or ()]
+    if len(given := dict(named)) < len(named):
+        refuse(f"--network {', '.join(networks or ())}: expected one file for each name")
+    question = Question.read(NAME, given, query)
     if not question.networks:
         refuse(f"{query} is VNN-LIB 1, without names of networks: `trivet vnncomp run` takes it")
     if not as_real:

@@ -82,11 +82,12 @@ def networks_in(cell: str) -> dict[str | None, str]:
     if not cell.startswith("["):
         return {None: cell}
     try:
-        found: dict[str | None, str] = {str(name): str(path) for name, path in ast.literal_eval(cell)}
+        pairs = [(str(name), str(path)) for name, path in ast.literal_eval(cell)]
     except (ValueError, SyntaxError, TypeError):
-        found = {}
-    if not found:
-        raise BenchmarkError(f"got {cell[:200]!r}, expected a network or [('NAME', 'NETWORK'), …]")
+        pairs = []
+    found: dict[str | None, str] = dict(pairs)
+    if not found or len(found) < len(pairs):
+        raise BenchmarkError(f"got {cell[:200]!r}, expected a network or [('NAME', 'NETWORK'), …], each name once")
     return found
 
 

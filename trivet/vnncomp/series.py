@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 
 from service.jobs.files import atomic_write
@@ -68,8 +69,8 @@ class ResultsFolder:
 
     def _evidence(self, category: str, instance: BenchmarkInstance) -> WitnessEvidence:
         """Return what is known of a witness; the competition's own folders are named by the year, too."""
-        named = [*self.root.glob(f"{category}/{instance.witness_name}")]
-        named += self.root.glob(f"20[0-9][0-9]_{category}/{instance.witness_name}")
+        inner = escape(f"{category}/{instance.witness_name}")
+        named = [*self.root.glob(inner), *self.root.glob(f"20[0-9][0-9]_{inner}")]
         if not named:
             return WitnessEvidence.NONE
         try:
