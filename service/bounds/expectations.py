@@ -157,6 +157,7 @@ def _weighted(total: Node, held: Tensor, factor: Tensor) -> Iterator[_WeightedSu
 def _is_of_points(node: Node, weight: Tensor) -> bool:
     """Return whether a convolution combines the channels of each point alone."""
     is_plain = node.arguments["groups"] == 1 and not node.arguments.get("transposed", False)
+    is_plain &= not any(node.arguments["padding"])
     return is_plain and weight[0, 0].numel() == 1 and weight.shape[1] == node.input_shapes[0][0]
 
 

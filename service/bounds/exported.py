@@ -181,6 +181,8 @@ class GraphBuilder:
             operator, arguments = CHOICE, arguments | {"condition": arguments["condition"].value}
         if any(isinstance(each, _Positive) for each in arguments.values()):
             raise _unsupported(fx)
+        if any(isinstance(each, BatchSize) for each in arguments.values()):
+            raise UnsupportedModelError(f"{fx.target} (node {fx.name!r}{_at(fx)}) computes with the size of the batch")
         self._check_batch(fx, value)
         shape = tuple(int(length) for length in value.shape[1:])
         if 0 in shape:  # a value without entries is the same for every input

@@ -108,13 +108,16 @@ def test_a_mean_holds_to_many_digits() -> None:
 
 
 class Others(nn.Module):
-    """Sums that are no means: over a part of the shares, over another dimension, and of what depends on the input."""
+    """Sums that are no means: over a part of the shares, over another dimension, of what depends on the input, and at
+    other places.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         scores, bins = x.reshape(-1, SUMS, BINS), torch.arange(3.0, dtype=x.dtype)
         shares = scores.softmax(-1)
         part, other = (shares[..., :3] * bins).sum(-1), (shares * bins[:2, None]).sum(1)
-        return torch.cat([part, other, (shares * scores).sum(-1), (shares * bins[1:2]).mean(-1)], dim=1)
+        moved = nn.functional.conv1d(scores.softmax(1), bins[:2].view(1, 2, 1), stride=2, padding=2).flatten(1)
+        return torch.cat([part, other, (shares * scores).sum(-1), (shares * bins[1:2]).mean(-1), moved], dim=1)
 
 
 def test_other_sums_of_shares_are_none() -> None:

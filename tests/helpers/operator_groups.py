@@ -92,6 +92,10 @@ LINEAR: dict[str, Build] = {
     ),
     "averages of uneven windows": lambda m, x: functional.adaptive_avg_pool2d(picture(m, x), 3),
     "nearest neighbours": lambda m, x: functional.interpolate(picture(m, x), scale_factor=2),
+    "nearest neighbours at the edges of steps": lambda m, x: functional.interpolate(
+        m.first(x).view(-1, 1, 16), scale_factor=2.6
+    ),
+    "averages without channels": lambda m, x: functional.adaptive_avg_pool1d(m.first(x), 5),
     "bilinear resampling": lambda m, x: functional.interpolate(picture(m, x), size=(3, 7), mode="bilinear"),
     "bilinear resampling of corners": lambda m, x: functional.interpolate(
         picture(m, x), scale_factor=2, mode="bilinear", align_corners=True

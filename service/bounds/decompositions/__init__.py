@@ -17,7 +17,19 @@ aten = torch.ops.aten
 
 
 def _of_each_rank(name: str, function: Callable[..., Any], overload: str = "default") -> dict[Any, Callable[..., Any]]:
-    return {getattr(getattr(aten, name.format(rank)), overload): function for rank in (1, 2, 3)}
+    return {getattr(getattr(aten, name.format(rank)), overload): _of_rank(rank, function) for rank in (1, 2, 3)}
+
+
+def _of_rank(rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of ``(batch, channels, *shape)`` that takes values without channels, too, as torch does."""
+
+    def of_either(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        if x.ndim > rank + 1:
+            return function(x, *arguments, **named)
+        found = function(x.unsqueeze(1), *arguments, **named)
+        return found.squeeze(1) if isinstance(found, torch.Tensor) else (found[0].squeeze(1), *found[1:])
+
+    return of_either
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

@@ -76,6 +76,8 @@ def pad(x: Tensor, widths: Sequence[int], mode: str = "constant", value: float |
     if mode == "constant":
         padded: Tensor = aten.constant_pad_nd(x, list(widths), value or 0.0)
         return padded
+    if mode == "circular" and min(widths) < 0:
+        raise NotImplementedError(f"circular padding {list(widths)}, which takes entries away first")
     for number in range(len(widths) // 2):
         dim = x.ndim - 1 - number
         length, before, after = int(x.shape[dim]), widths[2 * number], widths[2 * number + 1]

@@ -80,7 +80,7 @@ def log_sum(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
 def variance(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
-    over = list(dim) if dim else list(range(1, x.ndim))
+    over = list(dim) if dim else list(range(x.ndim))
     centred = x - x.mean(over, keepdim=True)
     count = torch.Size(x.shape[index] for index in over).numel()
     return (centred * centred).sum(over, keepdim=keepdim) / (count - (1 if correction is None else correction))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf, pi, sqrt
+from math import inf, nextafter, pi, sqrt
 from typing import ClassVar
 
 import torch
@@ -73,6 +73,10 @@ class ErrorFunction(SmoothActivation):
     )
 
 
+RIGHT_ANGLE = nextafter(pi / 2, inf)
+"""More than π/2, which is no floating-point number."""
+
+
 class ArcTangent(SmoothActivation):
     overloads = ("aten.atan.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {"Atan": entrywise(torch.atan)}
@@ -82,7 +86,7 @@ class ArcTangent(SmoothActivation):
         lambda z: 1 / (1 + z.square()),
         lambda slope: (1 / slope - 1).sqrt(),
         samples,
-        (-pi / 2, pi / 2),
+        (-RIGHT_ANGLE, RIGHT_ANGLE),
     )
 
 

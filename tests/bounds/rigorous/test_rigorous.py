@@ -197,6 +197,11 @@ def test_lines_and_ranges_hold_at_edges(name: str) -> None:
         holds(name, pair, (0.0, 0.0))
 
 
+@pytest.mark.parametrize(("name", "at"), [("aten.atan.default", 1e17), ("tanh form", -18.25458118881438)])
+def test_ranges_hold_where_a_function_is_nearly_level(name: str, at: float) -> None:
+    holds(name, (at, 0.0), (0.0, 0.0))
+
+
 def test_every_curve_is_covered() -> None:
     activations = {name for name, operator in OPERATORS.items() if isinstance(operator, Activation)}
     steps = {"aten.floor.default", "trivet.is_nan", "trivet.is_infinity", "trivet.is_minus_infinity"}
