@@ -71,6 +71,9 @@ LINEAR: dict[str, Build] = {
     "dilated conv1d without bias": lambda m, x: m.dilated(m.first(x).view(-1, 2, 8)),
     "transposed conv2d": lambda m, x: m.up(picture(m, x)),
     "transposed conv1d with padding": lambda m, x: m.uneven(m.first(x).view(-1, 2, 8)),
+    "transposed conv1d with more outputs": lambda m, x: functional.conv_transpose1d(
+        m.first(x).view(-1, 2, 8), m.vector[:2].view(2, 1, 1), output_padding=1, groups=2, dilation=2
+    ),
     "batch norm": lambda m, x: m.batch_norm(picture(m, x)),
     "average pool": lambda m, x: functional.avg_pool2d(picture(m, x), 2),
     "average pool with padding": lambda m, x: functional.avg_pool2d(picture(m, x), 3, 2, 1),

@@ -219,7 +219,7 @@ def _adjoint(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: lis
     """Return the coefficients of inputs ``(n, *shape)`` from those of outputs ``(n, out, height, width)``."""
     weight, padding = _cropped(weight, tuple(flat.shape[1:]), shape, geometry)
     stride, _, dilation, transposed, added, groups = geometry
-    if weight[0].numel() == 1 and groups == len(weight) and set(stride) == {1} and not any(padding):
+    if weight[0].numel() == 1 and groups == len(weight) and set(stride) == {1} and not any((*padding, *added)):
         return flat * weight.reshape(-1, *(1 for _ in padding))
     geometry = [stride, padding, dilation, transposed, added, groups]
     is_dense = groups == 1 or set(stride) == {1}
