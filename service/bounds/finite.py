@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log, prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -210,7 +211,9 @@ def _propagated(operator: Operator, node: Node, ends: Sequence[Interval]) -> tup
         slack = 4 * FLOAT32.eps * torch.stack([found.lower.abs(), found.upper.abs()])
         found = Interval(found.lower - slack[0], found.upper + slack[1])
     elif isinstance(operator, _ROUNDED_ONCE) and node.arguments.get("alpha", 1) == 1:
-        found = _rounded(found)
+        with_rounded = operator.interval(_with_rounded_numbers(node), ends, RankGroup())
+        lower, upper = torch.minimum(found.lower, with_rounded.lower), torch.maximum(found.upper, with_rounded.upper)
+        found = _rounded(Interval(lower, upper))
     elif not isinstance(operator, (*_MOVING, *_BY_STEPS)):
         return _accumulated(operator, node, ends, found)
     return found, everywhere
@@ -229,6 +232,14 @@ def _of_function(smooth: SmoothFunction, bounds: Interval, found: Interval) -> t
 
 
 _KNOWN = (LinearOperator, SmoothActivation, Periodic, MatrixOfTwo, *_ROUNDED_ONCE, *_BY_STEPS)
+
+
+def _with_rounded_numbers(node: Node) -> Node:
+    """Return the node with its numbers as torch takes them beside a tensor of float32."""
+    arguments = {
+        name: float(np.float32(value)) if isinstance(value, float) else value for name, value in node.arguments.items()
+    }
+    return replace(node, arguments=arguments)
 
 
 def _rounded(found: Interval) -> Interval:

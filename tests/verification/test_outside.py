@@ -14,7 +14,7 @@ import pytest
 import torch
 from onnx_jobs import BOX, DECLARED, NETWORK, reach, specification, upload
 from onnx_models import model, node
-from torch import Tensor
+from torch import Tensor, nn
 from verify_jobs import context
 
 from service.bounds.finite import undefined_nodes
@@ -183,6 +183,20 @@ def test_a_causal_mask_is_no_overflow() -> None:
     network = prepare(AfterEmbedding(transformer, 4).eval().requires_grad_(False), (4, 16))
     box = Interval.point(torch.randn(1, 4, 16, dtype=torch.float64))
     assert not undefined_nodes(network.graph, box, METHODS["ibp"](network, box, BoundOptions()).inputs)
+
+
+class LogarithmOfRest(nn.Module):
+    """Of 0 where the input is 0.3 as float32 rounds it: torch rounds the number beside it, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - 0.3).log()
+
+
+def test_numbers_of_a_program_are_rounded_to_its_type() -> None:
+    least = torch.full((1, 1), 0.3)
+    assert LogarithmOfRest()(least).item() == -torch.inf
+    network, box = prepare(LogarithmOfRest(), (1,)), Interval(least.double(), least.double() + 1)
+    assert undefined_nodes(network.graph, box, METHODS["ibp"](network, box, BoundOptions()).inputs)
 
 
 @pytest.mark.parametrize(("lower", "is_noted"), [(-1.0, True), (1.0, False)])
