@@ -209,7 +209,7 @@ def _propagated(operator: Operator, node: Node, ends: Sequence[Interval]) -> tup
         found = Interval(-size, size)
     elif isinstance(operator, Quotient):  # rounded twice, as the product with a reciprocal
         slack = 4 * FLOAT32.eps * torch.stack([found.lower.abs(), found.upper.abs()])
-        found = Interval(found.lower - slack[0], found.upper + slack[1])
+        found = _rounded(Interval(found.lower - slack[0], found.upper + slack[1]))
     elif isinstance(operator, _ROUNDED_ONCE) and node.arguments.get("alpha", 1) == 1:
         with_rounded = operator.interval(_with_rounded_numbers(node), ends, RankGroup())
         lower, upper = torch.minimum(found.lower, with_rounded.lower), torch.maximum(found.upper, with_rounded.upper)
@@ -224,6 +224,7 @@ def _of_function(smooth: SmoothFunction, bounds: Interval, found: Interval) -> t
     usable = _each(bounds.lower <= bounds.upper if smooth.defined is None else smooth.defined(bounds))
     below, above = (
         SCALE * torch.maximum(*(smooth.value_error(point, end) for point in (bounds.lower, bounds.upper)))
+        + FLOAT32.tiny
         for end in (found.lower, found.upper)
     )
     lower, upper = (found.lower - below).clamp(min=smooth.least), (found.upper + above).clamp(max=smooth.greatest)
@@ -256,7 +257,7 @@ def _accumulated(operator: Operator, node: Node, ends: Sequence[Interval], found
     sizes = [Interval(-magnitude(each), magnitude(each)) for each in ends]
     most = magnitude(operator.interval(node, sizes, RankGroup()))
     terms = max(prod(shape) for shape in node.input_shapes) + 4
-    slack = 2 * terms * FLOAT32.eps * most
+    slack = 2 * terms * (FLOAT32.eps * most + FLOAT32.tiny)
     lower, upper = found.lower - slack, found.upper + slack
     if isinstance(operator, Sum):  # a sum of numbers that are not negative is none, however it is rounded
         least = torch.stack([_each(each.lower >= 0) for each in ends]).all(dim=0)
@@ -292,7 +293,7 @@ def undefined_nodes(
         holds = torch.stack([_each(_is_infinity(each) | (magnitude(each) <= most)) for each in inputs[node.name]])
         if node.name not in inside and (defined := _domain(node)) is not None:
             bounds, certified = inputs[node.name][0], own[node.inputs[0]]
-            room = 16 * BEYOND * magnitude(bounds)
+            room = 16 * BEYOND * magnitude(bounds) + 4 / most  # the smallest normal number, below which all may be 0
             is_defined = _each(defined(certified.interval)) & certified.holds
             is_defined |= _each(defined(Interval(bounds.lower - room, bounds.upper + room)))
             is_defined |= _each(defined(bounds)) & ~certified.holds

@@ -199,6 +199,22 @@ def test_numbers_of_a_program_are_rounded_to_its_type() -> None:
     assert undefined_nodes(network.graph, box, METHODS["ibp"](network, box, BoundOptions()).inputs)
 
 
+class LogarithmOfShare(nn.Module):
+    """Of 0 far below 0, where the share is too small for float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sigmoid().log()
+
+
+@pytest.mark.parametrize(("least", "is_defined"), [(-120.0, False), (-80.0, True)])
+def test_a_function_whose_value_float32_cannot_hold_may_be_0(least: float, is_defined: bool) -> None:
+    ends = torch.tensor([[least]], dtype=torch.float64)
+    network, box = prepare(LogarithmOfShare(), (1,)), Interval(ends, ends + 1)
+    assert bool(LogarithmOfShare()(ends.float()).isfinite().all()) is is_defined
+    found = undefined_nodes(network.graph, box, METHODS["ibp"](network, box, BoundOptions()).inputs)
+    assert bool(found) is not is_defined
+
+
 @pytest.mark.parametrize(("lower", "is_noted"), [(-1.0, True), (1.0, False)])
 def test_bounds_that_may_not_hold_where_a_value_is_no_number_say_so(
     data: DataLayout, lower: float, is_noted: bool
