@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from service.compilation.instruments.backward import watched_backwards
 from service.compilation.program import Parts, Program, Step
-from service.compilation.run.sampling import Key, copies_to_compare, local_part
+from service.compilation.run.sampling import Key, copies_to_compare, is_equal, local_part
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
 from service.models.compiled import apply_compile, compile_unit
@@ -53,12 +53,14 @@ class BuiltProgram:
     steps: Iterator[Step]
     trainable: Mapping[str, Tensor]
     """The parameters of its optimizers, by name."""
+    frozen: Mapping[str, Tensor]
+    """The other parameters of its modules."""
     units: Mapping[str, nn.Module]
     """The compiled modules, by name; none in an uncompiled program."""
     copied: frozenset[str]
     """The units whose results the boundary copies."""
     members: tuple[Tensor, ...]
-    """All parameters and buffers, each once, as they were before the first step."""
+    """All parameters and buffers, each once, as they were before the first step; those of optimizers alone, too."""
 
     def restarted(self) -> BuiltProgram:
         """Return the same parts, from their first step on."""
@@ -105,9 +107,11 @@ def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> BuiltPr
 def _begin(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> BuiltProgram:
     boundary = StepBoundary(parts.modules, kept=parts.kept)
     held = {id(each): each for part in parts.modules.values() for each in (*part.parameters(), *part.buffers())}
+    trainable, frozen = _parameters(parts)
+    members = tuple((held | {id(each): each for each in trainable.values()}).values())
     steps = _steps(program, phase, parts, boundary)
     copied = frozenset(name for name in units if name.split(".")[0] in parts.kept)
-    return BuiltProgram(program, phase, parts, boundary, steps, _trainable(parts), units, copied, tuple(held.values()))
+    return BuiltProgram(program, phase, parts, boundary, steps, trainable, frozen, units, copied, members)
 
 
 def record_step(built: BuiltProgram, seed: int) -> StepRecord:
@@ -140,7 +144,7 @@ def record_step(built: BuiltProgram, seed: int) -> StepRecord:
 def _is_changed(before: Tensor, after: Tensor) -> bool:
     one, other = local_part(before), local_part(after)
     if not one.is_nested and one.layout is torch.strided:
-        return not torch.equal(one, other)
+        return not is_equal(one, other)
     copies = [copies_to_compare([("input", "", each)]) for each in (one, other)]  # torch.equal takes no others
     return copies[0].keys() != copies[1].keys() or not all(map(torch.equal, copies[0].values(), copies[1].values()))
 
@@ -149,15 +153,21 @@ def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary)
     return Steps(program.train(parts, boundary) if phase == "train" else program.inference(parts, boundary), phase)
 
 
-def _trainable(parts: Parts) -> dict[str, Tensor]:
-    """Return the optimizers' own parameters by name; FSDP may replace those of the modules meanwhile."""
-    held = frozenset[int]().union(*(_ids_of_parameters(optimizer) for optimizer in parts.optimizers))
-    parameters = named_in(parts.modules, lambda module: module.named_parameters())
-    return {name: value for name, value in parameters.items() if id(value) in held}
+def _parameters(parts: Parts) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the optimizers' own parameters by name, in no module perhaps, and the modules' others; FSDP may replace
+    those of the modules meanwhile.
+    """
+    named = named_in(parts.modules, lambda module: module.named_parameters())
+    own = {id(each): each for optimizer in parts.optimizers for each in _parameters_of(optimizer)}
+    trainable = {name: value for name, value in named.items() if id(value) in own}
+    known = {id(value) for value in trainable.values()}
+    loose = (value for value in own.values() if id(value) not in known)
+    trainable |= {f"parameter {number} of optimizers alone": value for number, value in enumerate(loose)}
+    return trainable, {name: value for name, value in named.items() if id(value) not in own}
 
 
-def _ids_of_parameters(optimizer: Optimizer) -> frozenset[int]:
-    return frozenset(id(value) for group in optimizer.param_groups for value in group["params"])
+def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (value for group in optimizer.param_groups for value in group["params"])
 
 
 def named_in(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor]:
@@ -170,6 +180,6 @@ def _collect_gradients(
     trainable: Mapping[str, Tensor], gradients: dict[Key, Tensor], optimizer: Optimizer, *_: Any, **__: Any
 ) -> None:
     """Note the gradients with which ``optimizer`` is about to step."""
-    own = _ids_of_parameters(optimizer)
+    own = frozenset(map(id, _parameters_of(optimizer)))
     mine = ((name, value.grad) for name, value in trainable.items() if id(value) in own)
     gradients.update(copies_to_compare(("gradient", name, gradient) for name, gradient in mine if gradient is not None))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from service.compilation.instruments.profile import free_bytes
 from service.compilation.program import Program
 from service.compilation.run.built_program import BuiltProgram, StepRecord, build, record_step
-from service.compilation.run.sampling import Key, copies_to_compare, local_part
+from service.compilation.run.sampling import Key, copies_to_compare, has_arithmetic, is_equal, local_part
 from service.jobs.spec.compile import Phase
 from service.parallel.containers import tensors_in
 
@@ -37,8 +37,8 @@ class RecordedRun:
     records: tuple[StepRecord, ...]
     """The judged iterations."""
     tensors: tuple[Mapping[Key, Tensor], ...]
-    """The results to compare: those of each of ``records``; then, as one more, the final parameters and buffers with
-    the trajectory; then those of each free iteration.
+    """The results to compare: those of each of ``records``, with what the last one of each input shape left in buffers;
+    then, as one more, the final parameters and buffers with the trajectory; then those of each free iteration.
     """
     parameters: tuple[str, ...]
     """The trainable parameters."""
@@ -114,7 +114,7 @@ def _record_training(
     keeping: Keeping,
 ) -> RecordedRun:
     """Record the judged iterations, then as many free ones."""
-    before = state_of(built)
+    before = _trained(built)
     known, judged, kept = list(starts), [], KeptStates(0)
     for iteration in range(iterations):
         if not starts and iteration < 2:  # from the second on, optimizers hold what they will
@@ -126,13 +126,13 @@ def _record_training(
             known.append(Snapshot.of(built, kept.place))
         else:
             known[iteration % len(known)].restore(built)
-        judged.append(step(built, iteration))
+        judged.append(_with_buffers(step(built, iteration), built, iterations - iteration))
     after = state_of(built)
     known[0].restore(built)
     free = [step(built, iteration) for iteration in range(iterations, 2 * iterations)]
     left = after | _trajectory([each.tensors for each in free])
     running_on = ({(kind + _FREE, name): value for (kind, name), value in each.tensors.items()} for each in free)
-    found = _make_run(built, judged, before, state_of(built), known)
+    found = _make_run(built, judged, before, _trained(built), known)
     random = found.random or any(each.drew for each in free)
     return replace(found, tensors=(*found.tensors, left, *running_on), random=random)
 
@@ -145,16 +145,25 @@ def _record_inference(
     With the same parameters and a repeated batch, a value left over from the iteration before would be right. So the
     parameters are varied a little from iteration to iteration, or taken from several ``starts``.
     """
-    before, judged = state_of(built), []
+    before, judged = _trained(built), []
     for iteration in range(iterations):
         if len(starts) > 1:
             starts[iteration % len(starts)].restore(built)
         else:
             starts[0].vary(built, iteration)
-        judged.append(step(built, iteration))
+        judged.append(_with_buffers(step(built, iteration), built, iterations - iteration))
     after = state_of(built)
     found = _make_run(built, judged, before, after, starts[:1])
     return replace(found, tensors=(*found.tensors, after))
+
+
+def _with_buffers(record: StepRecord, built: BuiltProgram, left: int) -> StepRecord:
+    """Return the record of a step with what it left in buffers, if it is the last of its input shape, and not of all
+    ``left`` ones: each shape has code of its own, and the next iteration begins with other buffers.
+    """
+    if not 1 < left <= built.program.period:
+        return record
+    return replace(record, tensors=record.tensors | _copies(_untrained(built)))
 
 
 def _make_run(
@@ -164,13 +173,12 @@ def _make_run(
     end: Mapping[Key, Tensor],
     starts: Sequence[Snapshot],
 ) -> RecordedRun:
-    """Return the run of the ``judged`` iterations, whose parameters and buffers were ``before``, and at the ``end``."""
-    parameters = [(key, value) for key, value in before.items() if key[0].startswith("parameter")]
+    """Return the run of the ``judged`` iterations, whose trainable parameters were ``before``, and at the ``end``."""
     return RecordedRun(
         records=tuple(judged),
         tensors=tuple(record.tensors for record in judged),
         parameters=tuple(name for kind, name in before if kind == "parameter"),
-        moved=frozenset(key[1] for key, value in parameters if not torch.equal(value, end[key])),
+        moved=frozenset(key[1] for key, value in before.items() if not torch.equal(value, end[key])),
         missing=frozenset.intersection(*(record.missing for record in judged)) if judged else frozenset(),
         unsharded=built.unsharded,
         starts=tuple(starts),
@@ -223,9 +231,21 @@ def near_device(run: RecordedRun, device: torch.device) -> RecordedRun:
 
 
 def state_of(built: BuiltProgram) -> dict[Key, Tensor]:
-    """Return the trainable parameters and buffers in the form in which they are compared."""
-    of_kinds = (("parameter", built.trainable), ("buffer", built.buffers))
-    return copies_to_compare((kind, name, member) for kind, members in of_kinds for name, member in members.items())
+    """Return all parameters and buffers in the form in which they are compared."""
+    return _copies({"parameter": built.trainable, **_untrained(built)})
+
+
+def _trained(built: BuiltProgram) -> dict[Key, Tensor]:
+    return _copies({"parameter": built.trainable})
+
+
+def _untrained(built: BuiltProgram) -> dict[str, Mapping[str, Tensor]]:
+    """Return what no optimizer trains; a module may update it itself, as an average of others."""
+    return {"buffer": built.buffers, "frozen parameter": built.frozen}
+
+
+def _copies(of_kinds: Mapping[str, Mapping[str, Tensor]]) -> dict[Key, Tensor]:
+    return copies_to_compare((kind, name, each) for kind, members in of_kinds.items() for name, each in members.items())
 
 
 @dataclass(frozen=True)
@@ -286,7 +306,7 @@ class Snapshot:
         """Return whether the build has changed nothing else since: no buffer, and nothing that an optimizer holds."""
         rest = [pair for pair in zip(built.members, self.values, strict=True) if not _is_varied(pair[0])]
         return not any(each.state for each in built.parts.optimizers) and all(
-            torch.equal(local_part(member), before.to(member.device)) for member, before in rest
+            is_equal(local_part(member), before.to(member.device)) for member, before in rest
         )
 
     def numbers(self) -> dict[Key, Tensor]:
@@ -300,7 +320,7 @@ class Snapshot:
 
 
 def _is_varied(member: Tensor) -> bool:
-    return isinstance(member, nn.Parameter) and member.is_floating_point()
+    return isinstance(member, nn.Parameter) and has_arithmetic(member)
 
 
 def _shuffle(member: Tensor, before: Tensor, generator: torch.Generator) -> Tensor:
@@ -311,7 +331,7 @@ def _shuffle(member: Tensor, before: Tensor, generator: torch.Generator) -> Tens
 
 
 def _nudge(value: Tensor, units: int, index: int) -> Tensor:
-    if not value.is_floating_point():
+    if not has_arithmetic(value):
         return value
     generator = torch.Generator().manual_seed(units * _MEMBERS + index)
     signs = torch.randint(2, value.shape, generator=generator).mul_(2).sub_(1).to(value.device, value.dtype)

@@ -37,6 +37,17 @@ def copies_to_compare(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, T
         return to_host(dict(chain.from_iterable(starmap(_take_numbers, members))))
 
 
+def has_arithmetic(value: Tensor) -> bool:
+    """Return whether numbers with a fraction can be calculated with: torch only holds those of 8 bits."""
+    return value.is_floating_point() and value.itemsize > 1
+
+
+def is_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one type and shape are the same."""
+    is_held = one.is_floating_point() and not has_arithmetic(one)
+    return torch.equal(*((each.view(torch.uint8) for each in (one, other)) if is_held else (one, other)))
+
+
 def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
     local = local_part(value)
     if local.is_nested:
@@ -47,7 +58,8 @@ def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Te
         local = local.to_dense()
     if local.is_complex():
         local = torch.view_as_real(local.resolve_conj())
-    yield (kind, name), _sample(local)
+    sample = _sample(local)
+    yield (kind, name), sample.float() if local.is_floating_point() and not has_arithmetic(local) else sample
     if local.numel() > KEPT and local.is_floating_point():
         yield (kind + WHOLE, name), signed_sums(local)
 
