@@ -208,8 +208,14 @@ def noises_of(eager: Tensors, again: Tensors, device: torch.device, close: Tenso
 
 def _peak_and_rms(one: Tensor, other: Tensor) -> Tensor:
     lost = torch.isfinite(one) != torch.isfinite(other)
-    distance = (one.double() - other.double()).abs().masked_fill(lost, math.inf).nan_to_num(nan=0.0, posinf=math.inf)
+    distance = distances(one, other).masked_fill(lost, math.inf).nan_to_num(nan=0.0, posinf=math.inf)
     return torch.stack([distance.max(), rms(distance)])
+
+
+def distances(one: Tensor, other: Tensor) -> Tensor:
+    """Return how far apart elements are in float64, in which different whole numbers may be the same: 1 at least."""
+    apart = (one.double() - other.double()).abs()
+    return apart if one.is_floating_point() else apart.maximum((one != other).double())
 
 
 def comparable(eager: Tensor, truth: Tensor) -> bool:

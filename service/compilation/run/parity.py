@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from service.compilation.run.copies import read
-from service.compilation.run.oracles import Oracle, elements_of, rms
+from service.compilation.run.oracles import Oracle, distances, elements_of, rms
 from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
 
@@ -159,7 +159,9 @@ def _figures(result: Tensor, oracle: Oracle, tolerance: Tolerance, which: Tensor
     truth = oracle.eager if (exact := _truth(result, oracle)) is None else exact
     compared = (result, oracle.eager, truth)
     got, eager, true = (each.flatten().double() if which is None else elements_of(each, which) for each in compared)
-    distance, peak, bearable = (got - eager).abs(), oracle.noise.peak, oracle.bearable
+    # Whole numbers are all finite.
+    distance = (got - eager).abs() if result.is_floating_point() else distances(result, oracle.eager).flatten()
+    peak, bearable = oracle.noise.peak, oracle.bearable
     close = _beyond_close(distance, eager, oracle, min(peak, bearable), tolerance)
     noisy = close if peak <= bearable else _beyond_close(distance, eager, oracle, peak, tolerance)
     return torch.stack([distance.max(), close, noisy, rms(got - true), rms(eager - true)])

@@ -58,6 +58,12 @@ def test_what_is_equal_to_the_last_bit_is_judged_as_all_else(
     assert equal(("output", "y"), 3, eager.clone(), oracle) == compare(("output", "y"), 3, eager, oracle, TOLERANCE)
 
 
+def test_whole_numbers_that_are_one_in_float64_differ() -> None:
+    eager = torch.tensor([2**60])
+    assert not verdict(eager + 1, eager, None).passed
+    assert verdict(eager + 1, eager, None, noise=noise_of(eager, eager + 1)).passed, "as two eager runs do"
+
+
 def test_what_differs_in_shape_type_or_bit_is_not_equal() -> None:
     oracle = Oracle(ODD, None, 1.0)
     for other in (ODD[:3], ODD.double(), ODD.nextafter(torch.tensor(5.0)), ODD * float("nan")):
