@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from service.torch_internals.table import internal
+
+BACKWARD = "torch.autograd._engine_run_backward"
+"""Every backward calls it, however the program names or imports the function with which it asks for one."""
 _COMPILED_NODE = "CompiledFunctionBackward"
 
 
 @contextmanager
 def watched_backwards() -> Iterator[list[int]]:
-    """Count, for each backward within, the nodes of its autograd graph that run a graph compiled by AOTAutograd.
-
-    ``Tensor.backward`` and pipelines call ``torch.autograd`` too.
-    """
+    """Count, for each backward within, the nodes of its autograd graph that run a graph compiled by AOTAutograd."""
     counts: list[int] = []
+    run = internal(BACKWARD)
 
-    def counting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(roots: Any, *arguments: Any, **keywords: Any) -> Any:
-            one = isinstance(roots, Tensor | GradientEdge)  # an edge is a tuple too
-            counts.append(sum(_COMPILED_NODE in node.name() for node in _nodes([roots] if one else roots)))
-            return run(roots, *arguments, **keywords)
+    def counted(roots: Sequence[Tensor | GradientEdge], *arguments: Any, **keywords: Any) -> Any:
+        counts.append(sum(_COMPILED_NODE in node.name() for node in _nodes(roots)))
+        return run(roots, *arguments, **keywords)
 
-        return counted
-
-    watched = torch.autograd
-    with (
-        patch.object(watched, "backward", counting(watched.backward)),
-        patch.object(watched, "grad", counting(watched.grad)),
-    ):
+    with patch(BACKWARD, counted):
         yield counts
 
 

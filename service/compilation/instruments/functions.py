@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from service.compilation.instruments.backward import BACKWARD
 from service.parallel.boundary.lifetimes import address_of
 from service.parallel.containers import tensors_in
 from service.torch_internals.table import internal
@@ -26,8 +27,6 @@ _VALUES = frozenset(
     | {"__complex__", "__index__", "__array__", "__contains__", "__repr__", "__format__", "__reduce_ex__"}
 )
 """Functions that return numbers, or use them, and no tensor."""
-_ENGINE = "torch.autograd._engine_run_backward"
-"""Every backward calls it, outside of a mode."""
 
 
 _Given = ParamSpec("_Given")
@@ -122,7 +121,7 @@ class EagerFunctions(TorchFunctionMode):
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(threading.Thread, "run", observed))
-            stack.enter_context(patch(_ENGINE, self._running(internal(_ENGINE))))
+            stack.enter_context(patch(BACKWARD, self._running(internal(BACKWARD))))
             stack.enter_context(self)
             yield
 

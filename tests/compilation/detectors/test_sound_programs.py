@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,13 @@ from packaging.version import Version
 from programs import sound
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.autograd import grad
 
+from service.compilation.program import Parts, Step
 from service.compilation.report.publishing import highest_safe
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import backends
+from service.parallel.boundary import StepBoundary
 
 BELOW_CODE = [RUNGS["eager"], RUNGS["aot_eager"]]
 
@@ -39,6 +42,49 @@ def test_a_rung_that_alone_draws_other_numbers_does_not_apply_and_the_ladder_goe
         assert first.findings[0].message.startswith("Dynamo's backend eager computes a checkpointed block again with")
     assert (second.verdict, second.findings) == ("pass", ())
     assert highest_safe([first, second], "train") is second
+
+
+class AskingForGradients(sound.SoundProgram):
+    """Asks for gradients by a function's own name, and names what it gives to it."""
+
+    def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+        (optimizer,) = parts.optimizers
+        while True:
+            boundary.step_boundary()
+            loss = self._scores(parts, boundary).square().mean()
+            trained = [*parts.modules["net"].parameters()]
+            for parameter, gradient in zip(trained, grad(outputs=loss, inputs=trained), strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            yield Step({"loss": loss.detach()})
+
+
+class Quantised(nn.Linear):
+    """Holds numbers of 8 bits, in a frozen parameter and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(sound.FEATURES, sound.FEATURES)
+        self.scale = nn.Parameter(torch.ones(sound.FEATURES).to(torch.float8_e5m2), requires_grad=False)
+        self.register_buffer("shift", torch.ones(sound.FEATURES).to(torch.float8_e4m3fn))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Quantised:
+        own = self.scale, self.shift
+        super()._apply(fn, recurse)
+        self.scale.data, self.shift = own[0].data, own[1]
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale.to(x.dtype) + self.shift.to(x.dtype)
+
+
+def quantised() -> dict[str, nn.Module]:
+    return {"body": Quantised(), "net": nn.Linear(sound.FEATURES, sound.CLASSES)}
+
+
+@pytest.mark.parametrize("program", [AskingForGradients(sound.bare), sound.SoundProgram(quantised)])
+def test_whatever_it_calls_and_holds_it_passes(ascend: Ascend, program: sound.SoundProgram) -> None:
+    for result in ascend(program, BELOW_CODE, phases=("train", "inference")):
+        assert (result.verdict, result.findings) == ("pass", ())
 
 
 @pytest.mark.slow
