@@ -12,14 +12,14 @@ from service.compilation.forks import CORES, PROCESSES, Forks, Seat, can_fork
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 
-_PROVING, _SPARE = 1, 3
-"""One process proves the detectors; others repeat trials, or continue after a crash."""
+_PROVING = 1
+"""One process proves the detectors."""
 
 
 def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     """Run the job like :func:`service.compilation.job.run`; one rank on a GPU has processes that climb for it."""
     apart = context.world_size == 1 and context.device_type == "cuda" and can_fork()
-    forks = Forks.ready(lambda seat: _serve(spec, context, seat), _eager(spec), _SPARE) if apart else None
+    forks = Forks.ready(lambda seat: _serve(spec, context, seat), _eager(spec), _spare(spec)) if apart else None
     try:
         result: dict[str, Any] | None = importlib.import_module("service.compilation.job").run(spec, context, forks)
     finally:
@@ -31,6 +31,11 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
 def _eager(spec: CompileSpec) -> int:
     most = sum(PROCESSES[0][phase] for phase in spec.phases)
     return _PROVING + min(most, max(1, len(os.sched_getaffinity(0)) // CORES))
+
+
+def _spare(spec: CompileSpec) -> int:
+    """Return how many more processes may be needed: one repeats trials, others go on after a rung that ended one."""
+    return 1 + len(spec.modes) * len(spec.phases)
 
 
 def _serve(spec: CompileSpec, context: RunContext, seat: Seat) -> None:

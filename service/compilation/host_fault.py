@@ -18,13 +18,15 @@ _NUMBERS = frozenset(
 )
 """Error numbers of faults of the host, which any program would meet."""
 _WORDS = re.compile(
-    r"PermissionError|Permission denied|Operation not permitted|Read-only file system|No space left on device"
-    r"|Disk quota exceeded|Too many open files|Cannot allocate memory|can't allocate memory|MemoryError"
-    r"|fatal error: Killed signal|Input/output error|No working C\+\+ compiler|Failed to find C compiler"
+    r"PermissionError|Permission denied|Operation not permitted(?! (?:when|on) )|Read-only file system"
+    r"|No space left on device|Disk quota exceeded|Too many open files|Cannot allocate memory|can't allocate memory"
+    r"|MemoryError|fatal error: Killed signal|Input/output error|No working C\+\+ compiler|Failed to find C compiler"
     r"|Cannot find a working triton",
     re.IGNORECASE,
 )
-"""Messages about such faults that compilers, allocators and compiling processes put in errors of other types."""
+"""Messages about such faults that compilers, allocators and compiling processes put in errors of other types. What CUDA
+does not permit "when stream is capturing", or "on an event" of a capture, is the program's.
+"""
 _OTHERS_SHARE = 0.1
 """The share of a device's memory that other processes must hold to be the cause of its shortage."""
 _INSTRUMENTS = str(Path(__file__).parent / "instruments")

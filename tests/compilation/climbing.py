@@ -80,6 +80,7 @@ def climbed(
     *coarser: plans.Plan,
     stop: bool = False,
     share: TimeShare = ENDLESS,
+    spare: int = 2,
 ) -> tuple[list[Climbed], list[int]]:
     """Return what came of the processes, and those that were ready."""
     told: list[tuple[int, None]] = []
@@ -87,7 +88,7 @@ def climbed(
     def serve(seat: Seat) -> None:
         seat.tasks.recv().climb(prepare, seat)
 
-    processes = Forks.ready(serve, len(planned), 2)
+    processes = Forks.ready(serve, len(planned), spare)
     try:
         activity = Activity(RecordingReporter(), 1)
         return list(

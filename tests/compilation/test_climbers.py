@@ -32,7 +32,8 @@ from service.compilation.rungs import LADDER
 from service.compilation.time_share import TimeShare
 from service.jobs.files import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
-from service.jobs.spec.compile import CompileSpec, Phase
+from service.jobs.spec.compile import MODES, CompileSpec, Phase
+from service.jobs.spec.model import MlpConfig
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +113,25 @@ def test_a_rung_that_hangs_is_given_up_with_its_stacks_and_the_ladder_goes_on(tm
         r"train/eager was given up after \d+ s, its share of timeout_s, at .+:\d+ in wait", finding.message
     )
     assert "in _end" in found[0].stacks
+
+
+@dataclass(frozen=True)
+class Crawling(Hanging):
+    """A sound program that never comes back where it is compiled."""
+
+    def _end(self, phase: Phase, parts: Parts) -> None:
+        if is_compiled(parts):
+            self.file.touch()
+            threading.Event().wait()
+
+
+@pytest.mark.slow
+def test_every_rung_may_be_given_up(tmp_path: Path) -> None:
+    """Each ends its process, and the report says so of all of them."""
+    file, spec = tmp_path / "hangs", CompileSpec(model=MlpConfig(in_features=4, out_features=2), modes=MODES[:2])
+    program, share = Crawling("train", 0, file=file), UntilItHangs(file=file)
+    found, _ = climbed(prepared(program), WHOLE, share=share, spare=entry._spare(spec))
+    assert [each.result.verdict for each in found] == ["timeout"] * 4
 
 
 def test_a_slow_rung_is_given_up_between_two_iterations_and_the_next_is_tried() -> None:

@@ -62,6 +62,7 @@ def test_a_fault_of_the_host_within_a_compiler_is_no_verdict(error: Callable[[],
     [
         lambda: RuntimeError("no lowering of this operator"),
         lambda: CppCompileError(["g++"], "error: expected ';' before '}' token"),
+        lambda: RuntimeError("Triton Error [CUDA]: operation not permitted when stream is capturing"),
         lambda: NotImplementedError("Permission denied is a word of the program's own"),
     ],
 )

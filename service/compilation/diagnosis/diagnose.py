@@ -138,7 +138,10 @@ def _reproduction(search: _ModuleSearch, unit: str, folder: Path) -> Reproductio
         graphs, problem = [], describe(error)
     found = Reproduction(said=problem or "another rank's graph cannot be run alone")
     if not any(gather(problem)) and rank_and_size()[0] == 0:
-        found = _reproduce_alone(graphs, search, folder, about)
+        try:
+            found = _reproduce_alone(graphs, search, folder, about)
+        except Exception as error:  # the results of the climb are known, and need no script
+            found = Reproduction(said=f"it could not be written: {describe(error)}")
     gather(None)
     return found
 

@@ -53,6 +53,18 @@ def test_a_wrong_operator_is_found_in_its_block_and_shown_by_a_script(ascend: As
     assert run(repaired, 120).said == "nothing is wrong"
 
 
+def test_a_script_that_cannot_be_written_ends_no_job(
+    ascend: Ascend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose graph takes complex128, which safetensors does not hold."""
+    monkeypatch.setattr("service.compilation.diagnosis.script.save_file", lambda *_: {}[torch.complex128])
+    deep = program(Deep)
+    (result,) = ascend(deep, rungs=[Rung("planted", WRONG, compiles_backward=False)])
+    found = diagnose(deep, result, plan_run(deep, 4, Tolerance(), float), tmp_path)
+    assert found is not None
+    assert found.reproduction.said.startswith("it could not be written: KeyError: torch.complex128")
+
+
 def test_a_search_whose_time_is_up_says_so(ascend: Ascend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("service.compilation.diagnosis.diagnose"), "SEARCH_S", -1.0)
     deep = program(Deep)
