@@ -25,10 +25,11 @@ from service.compilation.run.observation import RungCase
 from service.compilation.run.parity import Comparison
 from service.compilation.run.recorded_run import RecordedRun, Snapshot
 from service.compilation.run.run_plan import RunPlan
+from service.compilation.run.sampling import WHOLE
 
 _REDRAWN = "other random numbers, of the same distribution"
 _KINK = "the other side of a kink"
-_LEFT = frozenset({"buffer", "parameter"})
+_LEFT = frozenset({"buffer", "frozen parameter", "input", "parameter"})
 """What a step leaves behind: it follows from gradients and outputs, which are wrong too if it drew otherwise."""
 
 
@@ -76,11 +77,12 @@ class Assessment:
 
         Without decompositions a rung draws like eager, unless it leaves the generator in another state: a compiled
         program may take another path, such as another kernel of attention. A known limit of the rung is no such case,
-        nor is another shape or type, nor a wrong buffer or parameter where all that it comes from is right.
+        nor is another shape or type, nor is what a step leaves behind where all that it comes from is right.
         """
         wrong = [each for each in self.comparisons if not each.passed]
         otherwise = self.case.rung.decomposes or (not self.own_limit and drew_otherwise(run, self.baseline))
-        never = any(each.stale_by or each.is_unlike for each in wrong) or {each.kind for each in wrong} <= _LEFT
+        kinds = {each.kind.removesuffix(WHOLE) for each in wrong}
+        never = any(each.stale_by or each.is_unlike for each in wrong) or kinds <= _LEFT
         may = otherwise and self.baseline.eager.random and not never
         if self.plan.agree(float(may and bool(wrong))):
             self.redrawn = not self._differing_draws(built) and may and bool(wrong)

@@ -218,6 +218,7 @@ WRONG = Comparison("output", "y", 0, 9.0, 1.0)
         ([WRONG], True),
         ([WRONG, Comparison("buffer", "mean", 1, 9.0, 1.0)], True),
         ([Comparison("buffer", "mean", 1, 9.0, 1.0)], False),  # all that it comes from is right
+        ([Comparison("buffer (whole)", "mean", 1, 9.0, 1.0), Comparison("input", "x", 1, 9.0, 1.0)], False),
         ([WRONG, Comparison("output", "z", 0, inf, inf, note="shape (3,) instead of (5,)", is_unlike=True)], False),
     ],
 )
