@@ -173,7 +173,7 @@ def _finite_or_none(value: Any) -> Any:
 
 
 def _usage_rows(usage: Usage) -> dict[str, Any]:
-    """Return ``invocations`` by module, phase, grad mode, thread and shape, ``lifetimes`` of results held over a
+    """Return ``invocations`` by module, phase, grad mode, thread, shape and dtype, ``lifetimes`` of results held over a
     replay, ``stale_reads`` of such results, ``results`` (how many were consumed, copied or held), ``marks`` by place,
     ``reentries``, ``stale_gradients``.
     """
@@ -185,6 +185,7 @@ def _usage_rows(usage: Usage) -> dict[str, Any]:
                 "grad": call.grad,
                 "thread": call.thread,
                 "shape": call.shape,
+                "dtype": call.dtype,
                 "calls": count,
                 "per_step": count / max(usage.iterations, 1),
             }

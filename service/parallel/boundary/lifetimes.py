@@ -56,11 +56,17 @@ class Invocation:
     grad: bool
     thread: str
     shapes: Shapes
+    dtypes: tuple[torch.dtype, ...] = ()
 
     @property
     def shape(self) -> str:
         """Return the shapes in words, such as ``[6, 4] [4]``."""
         return " ".join(str(list(shape)) for shape in self.shapes)
+
+    @property
+    def dtype(self) -> str:
+        """Return the types of the tensors in words, such as ``float32 int64``."""
+        return " ".join(str(each).removeprefix("torch.") for each in self.dtypes)
 
 
 class CallCounter:
@@ -71,12 +77,14 @@ class CallCounter:
         self._lock = threading.Lock()
 
     def add(self, name: str, function: Callable[..., Any], arguments: Any) -> Invocation:
+        tensors = tuple(tensors_in(arguments))
         invocation = Invocation(
             name,
             "train" if isinstance(function, nn.Module) and function.training else "inference",
             torch.is_grad_enabled(),
             threading.current_thread().name,
-            tuple(map(_shape_of, tensors_in(arguments))),
+            tuple(map(_shape_of, tensors)),
+            tuple(each.dtype for each in tensors),
         )
         with self._lock:
             self._counts[invocation] += 1

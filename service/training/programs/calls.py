@@ -19,6 +19,8 @@ from service.parallel.boundary.watch import intercepted
 
 _SHOWN = 3
 """The most known ways of calling a module that a sentence lists."""
+_UNTOLD = "of any type"
+"""What stands for the types of tensors in the report of an older version, which does not tell them."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Pattern:
 
     def unlike(self, call: Invocation, count: int) -> str:
         """Say what the check has not seen of a call, the ``count``-th of its module in a step; empty if nothing."""
-        way = _way(call.module, call.phase, grad=call.grad, thread=call.thread, shape=call.shape)
-        if way not in self.ways:
+        way = _way(call.module, call.phase, grad=call.grad, thread=call.thread, shape=call.shape, dtype=call.dtype)
+        if not self.ways & {way, (*way[:-1], _UNTOLD)}:
             known = [" ".join(each[1:]) for each in sorted(self.ways) if each[0] == call.module]
             seen = "; ".join(known[:_SHOWN]) + ("; …" if len(known) > _SHOWN else "") or "no call of it"
             return f"{call.module} is called as {' '.join(way[1:])}, and the check saw {seen}"
@@ -55,10 +57,12 @@ class Pattern:
         return ""
 
 
-def _way(module: str, phase: str, *, grad: bool, thread: str, shape: str, **_: object) -> tuple[str, ...]:
+def _way(
+    module: str, phase: str, *, grad: bool, thread: str, shape: str, dtype: str = _UNTOLD, **_: object
+) -> tuple[str, ...]:
     """Return a way of calling in words. Threads that Python did not start, such as those of backwards, are alike."""
     own = "a thread of torch" if thread.startswith("Dummy-") else thread
-    return module, f"{phase}, gradients {'on' if grad else 'off'},", f"in {own}, with", shape
+    return module, f"{phase}, gradients {'on' if grad else 'off'},", f"in {own}, with", shape, dtype
 
 
 class CheckedCalls:

@@ -130,7 +130,7 @@ def test_a_gate_of_its_own_compiles_it_and_other_calls_go_on_in_eager(tmp_path: 
     torch.testing.assert_close(found(tmp_path), found(tmp_path / "eager"))
     shutil.rmtree(DataLayout(tmp_path).job(RUN).root)
     result, logged = run(tmp_path, data=DATA, batch=4, compile=choice)
-    assert "with [4, 6], and the check saw" in result["eager"]["inference"]
+    assert "with [4, 6] float32, and the check saw" in result["eager"]["inference"]
     assert any("inference goes on in eager" in line for line in logged.logs)
 
 

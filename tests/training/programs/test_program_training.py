@@ -152,7 +152,9 @@ def test_a_setting_that_decides_what_an_optimizer_keeps_stays(key: str, old: Any
 
 
 def publish_gate(folder: Path, program: Walker, mode: str = "aot_eager", **changes: Any) -> None:
-    """The report of a check that saw the program as it is, but for ``changes`` of its calls."""
+    """The report of a check that saw the program as it is, but for ``changes`` of its calls, and tells no types of a
+    head's, as an older one.
+    """
     with installed():
         site = Site(CPU, meshes.build(ParallelSpec(), "cpu"), 0, DataLayout(folder))
         _, own = programs.make(program, ParallelSpec(), site)
@@ -160,7 +162,7 @@ def publish_gate(folder: Path, program: Walker, mode: str = "aot_eager", **chang
     for phase in ("train", "inference"):
         way = {"phase": phase, "grad": phase == "train", "thread": "MainThread"}
         calls = [
-            {"module": "encoder", **way, "shape": f"[{ROWS}, {WIDTH}]", "per_step": 1.0},
+            {"module": "encoder", **way, "shape": f"[{ROWS}, {WIDTH}]", "dtype": "float32", "per_step": 1.0},
             {"module": "head", **way, "shape": f"[{ROWS}, {WIDTH}] []", "per_step": 2.0, **changes},
         ]
         rungs.append({"rung": mode, "phase": phase, "invocations": calls})
@@ -194,14 +196,15 @@ def test_its_gate_opens_the_phases_that_are_asked_for(tmp_path: Path, choice: di
     assert result["eval_error"] == pytest.approx(eager["eval_error"], rel=1e-6)
 
 
-MAIN = "gradients on, in MainThread, with"
+CALLED = "head is called as train, gradients on, in MainThread, with [5, 6] [] float32 float32, and the check saw"
 
 
 @pytest.mark.parametrize(
     ("program", "seen", "why", "from_step"),
     [
-        (Walker(), {"shape": "[7, 6] []"}, f"head is called as train, {MAIN} [5, 6] [], and the check saw train,", 1),
-        (Walker(), {"phase": "inference"}, f"head is called as train, {MAIN} [5, 6] [], and the check saw infer", 1),
+        (Walker(), {"shape": "[7, 6] []"}, f"{CALLED} train,", 1),
+        (Walker(), {"dtype": "int64"}, f"{CALLED} train,", 1),
+        (Walker(), {"phase": "inference"}, f"{CALLED} infer", 1),
         (Walker(), {"per_step": 1.0}, "head is called 2 times in a step, and in the check 1 times", 1),
         (Walker(), {"per_step": 3.0}, "head is called 2 times in a step, and in the check 3 times", 2),
         (Walker(fault="more calls"), {}, "head is called 3 times in a step, and in the check 2 times", 3),
