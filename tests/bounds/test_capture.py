@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from service.bounds.capture import capture
 from service.bounds.decompositions import table
 from service.bounds.graph import BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
+from service.bounds.graph_module import ExecutableGraph
 from service.bounds.network import prepare
 from service.bounds.operators import OPERATORS, check
 from service.bounds.placement import Placement, place
@@ -47,6 +48,14 @@ def test_a_graph_is_typed_nodes_with_shapes_of_one_instance() -> None:
 def test_constants_are_computed_once() -> None:
     graph = traced(lambda m, x: x @ (m.layer.weight.exp().t() * 2).softmax(0))
     assert operators(graph) == ["input", "aten.matmul.default"]
+
+
+@pytest.mark.parametrize("sizes", [{"size": 82}, {"scale_factor": 41.0}])
+def test_enlarging_repeats_the_entries_that_torch_repeats(sizes: dict[str, float]) -> None:
+    """Which of two neighbours is nearest may be a matter of rounding."""
+    module = Function(lambda m, x: nn.functional.interpolate(x[:, None, :2], **sizes).flatten(1))
+    x = torch.tensor([[1.0, 2.0, 0.0, 0.0]])
+    assert torch.equal(ExecutableGraph(capture(module, (4,)))(x), module(x))
 
 
 def test_what_does_not_reach_the_output_is_dropped() -> None:
