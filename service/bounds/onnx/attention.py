@@ -23,7 +23,7 @@ def _attention(call: Call, values: Values, shape: Shape) -> list[Tensor]:
         raise call.refuse("a soft cap, and outputs after the first, are not supported")
     names = ("q_num_heads", "kv_num_heads", "kv_num_heads")
     query, key, values_ = (
-        value.float if len(value.shape) == 4 else _heads(value.float, int(call.attributes[name]))
+        _of_instances(value) if len(value.shape) == 4 else _heads(_of_instances(value), int(call.attributes[name]))
         for value, name in zip(values[:3], names, strict=True)
     )
     repeats = query.shape[2] // key.shape[2]
@@ -51,7 +51,7 @@ def _multi_head_attention(call: Call, values: Values, shape: Shape) -> list[Tens
     given = [optional(values, index) for index in range(3)]
     if any(each is None or len(each.shape) != 3 for each in given) or any(call.outputs[1:]):
         raise call.refuse("queries, keys and values of three dimensions each, and one output, are supported")
-    bias, flat = optional(values, 3), [each.float for each in given if each is not None]
+    bias, flat = optional(values, 3), [_of_instances(each) for each in given if each is not None]
     if bias is not None:
         parts = torch.split(bias.float, [each.shape[-1] for each in flat], dim=-1)
         flat = [each + part for each, part in zip(flat, parts, strict=True)]
@@ -63,6 +63,11 @@ def _attended_by_heads(call: Call, flat: Iterable[Tensor], mask: Mask) -> list[T
     query, key, values = (_heads(each, int(call.attributes["num_heads"])) for each in flat)
     causal = bool(call.attributes.get("unidirectional", 0))
     return [_side_by_side(_attended(call, query, key, values, mask, causal=causal))]
+
+
+def _of_instances(value: Value) -> Tensor:
+    """Return a value with a dimension of instances; a constant has one, for all of them."""
+    return value.float.unsqueeze(0) if value.constant else value.float
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:

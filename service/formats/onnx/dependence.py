@@ -13,7 +13,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
@@ -248,9 +250,11 @@ def goes_on(body: onnx.GraphProto) -> bool | str | None:
         name = given_by[name].input[0]
     if len(body.input) > 1 and name == body.input[1].name:
         return True
-    constants = {tensor.name: tensor for tensor in body.initializer}
+    constants: dict[str, Any] = {tensor.name: tensor for tensor in body.initializer}
     if name in given_by and given_by[name].op_type == "Constant":
-        constants |= {name: helper.get_node_attr_value(given_by[name], "value")}
+        # By a tensor or, as newer exporters write it, by a number.
+        constants.update((name, helper.get_attribute_value(each)) for each in given_by[name].attribute)
     if name in constants:
-        return bool(numpy_helper.to_array(constants[name]).all())
+        found = constants[name]
+        return bool(np.all(numpy_helper.to_array(found) if isinstance(found, onnx.TensorProto) else found))
     return None if name in given_by or name in {each.name for each in body.input} else name

@@ -47,6 +47,8 @@ def lengths_of(value: onnx.ValueInfoProto) -> list[int]:
 
 def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     """Return the input's shape; only its first dimension may be open."""
+    if not value.type.tensor_type.HasField("shape"):
+        raise OnnxError(f"input {value.name!r} has no shape; expected its lengths, of which the first may be open")
     lengths = lengths_of(value)
     if any(length < 1 for length in lengths[1:]):
         named = open_lengths(value)

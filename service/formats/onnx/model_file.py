@@ -40,9 +40,11 @@ from service.formats.onnx.outputs import (
     entries_of_outputs,
     rival_of,
     scores_only,
+    shape_of_output,
     without_maps,
 )
 from service.formats.onnx.pools import ONLY_PADDING, pools_of_padding
+from service.formats.onnx.sparse import with_dense_tensors
 
 OPSETS = range(8, 25)
 INNER = (
@@ -59,7 +61,8 @@ class Outline:
     be bounded, on which such nodes depend. With ``has_labels``, some outputs that can be bounded are left out as
     labels; ``every`` counts the entries of all outputs. ``rival`` is the file's first output if it is left out and, as
     far as is known, as long as those that are not, ``rival_entries`` if its own length is.
-    ``shape`` is that of the input at a batch of one, if more than one of its axes is longer than 1.
+    ``shape`` is that of the input at a batch of one, if more than one of its axes is longer than 1; ``output_shape``
+    that of the only output, if there is no other and the file declares it.
     """
 
     inputs: int
@@ -72,6 +75,7 @@ class Outline:
     rival: str = ""
     rival_entries: int | None = None
     shape: tuple[int, ...] | None = None
+    output_shape: tuple[int, ...] | None = None
 
     def is_unclear(self, outputs: int) -> bool:
         """Return whether a query with so many outputs may be about the rival, or about the outputs that are left."""
@@ -118,7 +122,7 @@ def _with_every_output(content: bytes) -> onnx.ModelProto:
         check_numbers(where, node, attribute)
     check_repeatable(model)
     try:
-        model = without_maps(inlined(model))
+        model = without_maps(inlined(with_dense_tensors(model)))
     except FunctionError as error:
         raise OnnxError(str(error)) from error
     model = with_narrow_inputs(with_real_inputs(with_precision_told(model)))
@@ -169,6 +173,7 @@ def outline_of(content: bytes) -> Outline:
         every,
         *rival_of(model, given),
         shape if sum(length > 1 for length in shape) > 1 else None,
+        shape_of_output(model),
     )
 
 

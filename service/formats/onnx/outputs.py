@@ -96,6 +96,12 @@ def entries_of_outputs(model: onnx.ModelProto) -> int | None:
     return sum(known) if len(known) == len(outputs) else None
 
 
+def shape_of_output(model: onnx.ModelProto) -> tuple[int, ...] | None:
+    """Return the shape of the only output at a batch of one, if there is no other and the file declares it."""
+    (value, *others) = model.graph.output
+    return None if others or _entries(value) is None else tuple(max(length, 1) for length in lengths_of(value))
+
+
 def rival_of(model: onnx.ModelProto, given: Sequence[onnx.ValueInfoProto]) -> tuple[str, int | None]:
     """Return the name of the first of the ``given`` outputs if the model has it no more, and it may have as many
     entries as those that are left, and how many, if that is known; an empty name otherwise.

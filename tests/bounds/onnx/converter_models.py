@@ -317,9 +317,12 @@ MODELS: dict[str, bytes] = {
     "Attention": model(
         [node("Tanh", ["x"], "t"), node("Attention", ["t", "x", "x", "m"], q_num_heads=2, kv_num_heads=2)], [1, 3, 4],
         {"m": np.array([[True, True, False], [True] * 3, [False, True, True]])}, opset=23),
-    "Attention without a mask": model(
-        [node("Tanh", ["x"], "t"), node("Attention", ["t", "x", "x"], q_num_heads=2, kv_num_heads=2)], [1, 3, 4],
+    "Attention of constant queries": model(
+        [node("Attention", ["q", "x", "x"], q_num_heads=2, kv_num_heads=2)], [1, 3, 4], {"q": weights(1, 2, 4)},
         opset=23),
+    "MultiHeadAttention to constants": model(
+        [node("MultiHeadAttention", ["x", "k", "k"], domain="com.microsoft", num_heads=2)], [1, 3, 4],
+        {"k": weights(1, 5, 4)}),
     "Attention, causal, of shared heads": model(
         [node("Reshape", ["x", "h"], "q"), node("Slice", ["q", "0", "1", "1"], "k"),
          node("Attention", ["q", "k", "k"], is_causal=1, scale=0.7)], [1, 3, 4],

@@ -20,6 +20,7 @@ from service.formats.onnx import outline_of
 BODY = """<body = b (int64 i, bool more, float[1,3] s) => (bool again, float[1,3] t, float[1,3] row)
   {again = Identity(more) m = MatMul(s, w) t = Tanh(m) f = Cast<to=1>(i) row = Add(t, f)}>"""
 NO_ROUND = BODY.replace("again = Identity(more)", "again = Constant<value = bool {0}>()")
+BY_NUMBER = BODY.replace("again = Identity(more)", "k = Constant<value_int = 0>() again = Cast<to = 9>(k)")
 SCAN = """<num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1], scan_output_axes = [-1],
   scan_output_directions = [1], body = b (float[1,3] s, float[1,3] e) => (float[1,3] t, float[1,3] row)
   {m = MatMul(e, w) p = Add(s, m) t = Tanh(p) row = Relu(p)}>"""
@@ -50,6 +51,7 @@ MODELS = {
     "the rows of a loop": made(f"{START} u, y = Loop(two, , h) {BODY}"),
     "as many rounds as the shape says": made(f"{START} {BY_SHAPE} y, r = Loop(n, , h) {BODY}"),
     "a loop that ends after a round": made(f"{START} {BY_SHAPE} y, r = Loop(n, yes, h) {NO_ROUND}"),
+    "a loop that a number ends": made(f"{START} {BY_SHAPE} y, r = Loop(n, yes, h) {BY_NUMBER}"),
     "no round": made(f"{START} y, r = Loop(zero, yes, h) {BODY}"),
     "a loop in a loop": made(f"{START} y = Loop(two, yes, h) {NESTED}"),
     "a scan": made(f"{START} u, y = Scan(h, x) {SCAN}"),
