@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from onnx_models import model, node
 from pydantic import ValidationError
 from uploaded_queries import FIRST, MLP, MODEL, PAIRED, PAIRS, SECOND, network, problems, query, tarred, zipped
@@ -85,6 +86,35 @@ def test_pictures_are_compared_as_shapes_with_the_model_s_input(tmp_path: Path) 
     assert "the model reads inputs of shape (1, 3, 2, 4), the data are of shape (2, 4, 3)" in problem.message
     assert "axes=[2, 0, 1]" in problem.expected
     assert found(axes=[2, 0, 1]) == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "misfit"),
+    [
+        ("[3,2,4]", "[24]", None),
+        ("[24]", "[1,3,2,4]", None),
+        ("[1,2,4,3]", "[24]", "the query declares its input as [1,2,4,3], the model's is [1,3,2,4]"),
+        ("[1,3,2,4]", "[3,4,2]", "the query declares its output as [3,4,2], the model's is [1,3,2,4]"),
+    ],
+)
+def test_a_query_numbers_entries_by_the_model_s_own_shapes(
+    tmp_path: Path, declared: str, given: str, misfit: str | None
+) -> None:
+    pictures = TensorProto.FLOAT, ["batch", 3, 2, 4]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        *([helper.make_tensor_value_info(name, *pictures)] for name in "xy"),
+    )
+    content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    places = [np.unravel_index(place, json.loads(declared)) for place in range(24)]
+    names = [f"X[{','.join(map(str, place))}]" for place in places]
+    text = (
+        f"(vnnlib-version <2.0>)(declare-network f (declare-input X real {declared}) (declare-output Y real {given}))"
+        + "".join(f"(assert (<= 0 {name} 1))" for name in names)
+    )
+    found = problems(tmp_path, {MODEL: content, FIRST: text})
+    assert [each.message for each in found] == ([] if misfit is None else [misfit])
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,13 @@ def test_one_network_is_the_same_data_as_in_version_1() -> None:
     assert parse(f"{PLAIN}{BOX}(assert (!= Y[1,0] 1))") == parse(f"{PLAIN}{BOX}(assert (or (< Y[1,0] 1) (> Y[1,0] 1)))")
 
 
+@pytest.mark.parametrize(
+    "text", [version_1(rest="; Y\n(assert (<= Y_0 0))"), f"; f\n{PLAIN}{BOX}(assert (< Y[0,0] 1))"]
+)
+def test_a_comment_ends_with_its_line_however_lines_end(text: str) -> None:
+    assert parse(text.replace("\n", "\r")) == parse(text.replace("\n", "\r\n")) == parse(text)
+
+
 def test_networks_lie_side_by_side() -> None:
     read = parse_networks(f"{PAIR}(assert (> (+ H[1] C[0]) (* 2 F[0])))")
     (case,) = read.query.disjuncts

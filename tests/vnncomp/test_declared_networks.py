@@ -26,6 +26,9 @@ PAIR = """(vnnlib-version <2.0>)
 (declare-network g (equal-to f) (declare-input C real [1,2]) (declare-output D float32 [1,2]))
 (assert (and (>= A[0,0] 1) (<= A[0,0] 2) (== A[0,1] 0) (== C[0,0] A[0,0]) (== C[0,1] 0.5) (< H[0] (+ A[0,0] 1))))
 """
+WIDE = f"""(vnnlib-version <2.0>) (declare-network f (declare-input X real [6]) (declare-output Y real [3,2]))
+{"".join(f"(assert (== X[{place}] 0))" for place in range(6))}
+"""
 
 
 @pytest.fixture
@@ -34,6 +37,8 @@ def files(tmp_path: Path) -> Path:
         (tmp_path / name).write_bytes(content)
     (tmp_path / "pair.vnnlib").write_text(PAIR)
     (tmp_path / "one.vnnlib").write_text(VERSION_2)
+    (tmp_path / "wide.onnx").write_bytes(model([node("Relu", ["x"])], [1, 2, 3]))
+    (tmp_path / "wide.vnnlib").write_text(WIDE)
     (tmp_path / "old.vnnlib").write_text("(declare-const X_0 Real)(declare-const Y_0 Real)(assert (= X_0 0))")
     return tmp_path
 
@@ -68,6 +73,7 @@ def test_a_witness_has_every_declared_tensor(files: Path) -> None:
         ("pair.vnnlib", {"f": "relu.onnx", "g": "net.onnx"}, "g is equal to f, and its file is another"),
         ("pair.vnnlib", {"f": "net.onnx"}, "network f computes no value 'h'"),
         ("one.vnnlib", {"f": "relu.onnx"}, r"line 2: X is real \[1,5\], and in the network float32 \[1,2\]"),
+        ("wide.vnnlib", {"f": "wide.onnx"}, r"Y is real \[3,2\], and in the network float32 \[1,2,3\]"),
         ("old.vnnlib", {"f": "relu.onnx", "g": "relu.onnx"}, "is VNN-LIB 1, about one network, and there are 2"),
     ],
 )

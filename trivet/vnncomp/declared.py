@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import prod
 
-from service.formats.vnnlib import DeclaredNetwork, DeclaredQuery, DeclaredTensor, shown_shape
+from service.formats.vnnlib import DeclaredNetwork, DeclaredQuery, DeclaredTensor, are_in_one_order, shown_shape
 from trivet.vnncomp.answers import Witness, WitnessFormatError
 from trivet.vnncomp.instances import BenchmarkError
 from trivet.vnncomp.witness import FoundTensor, ReplayedNetwork
@@ -19,7 +19,7 @@ _HEADER = re.compile(r"(\S+)\s+(\S+)\s+\[([\d,\s]*)\]")
 
 def check_fit(query: DeclaredQuery, network: ReplayedNetwork) -> None:
     """Raise :class:`BenchmarkError` if a network, or all of them side by side, takes or gives other tensors than the
-    query declares: in number, type or entries.
+    query declares: in number, type or shape.
     """
     found = network.given, network.shown()
     for roles, (takes, there) in zip((("input",), ("hidden", "output")), enumerate(found), strict=True):
@@ -34,7 +34,8 @@ def check_fit(query: DeclaredQuery, network: ReplayedNetwork) -> None:
 
 def _check_tensor(declared: DeclaredTensor, found: FoundTensor) -> None:
     where = f"line {declared.line}: {declared.name} is {declared.kind} {shown_shape(declared.shape)}"
-    if prod(found.shape) != declared.size or not (declared.is_real or found.kind == declared.kind.lower()):
+    is_alike = prod(found.shape) == declared.size and are_in_one_order(found.shape, declared.shape)
+    if not is_alike or not (declared.is_real or found.kind == declared.kind.lower()):
         raise BenchmarkError(f"{where}, and in the network {found.kind} {shown_shape(found.shape)}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.formats.vnnlib.balls import BALLS, ExactBall, L2Ball
 from service.formats.vnnlib.bundle import Bundle, NotThereError, Pair, bundle, sources
 from service.formats.vnnlib.contradictions import contradict
-from service.formats.vnnlib.declared import REAL, DeclaredNetwork, DeclaredTensor, shown_shape
+from service.formats.vnnlib.declared import REAL, DeclaredNetwork, DeclaredTensor, are_in_one_order, shown_shape
 from service.formats.vnnlib.query import Disjunct, Halfspace, Number, Query, VnnlibError
 from service.formats.vnnlib.reading import parse, parse_networks
 from service.formats.vnnlib.terms import rounded_down, rounded_up
@@ -28,6 +28,7 @@ __all__ = [
     "Pair",
     "Query",
     "VnnlibError",
+    "are_in_one_order",
     "bundle",
     "contradict",
     "is_version_2",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar, Literal
@@ -28,7 +28,7 @@ _PLACES = r"\[[\d, \t]*\]"
 _NUMBER = r"[+-]?\d[\d.eE+-]*"
 _TOKEN = re.compile(
     rf"\((<=|>=|<|>)[ \t]+({_NAME})(?:[ \t]*({_PLACES}))?[ \t]+({_NUMBER}|{_NAME}(?:[ \t]*{_PLACES})?)[ \t]*\)"
-    rf"|[()]|\n|;[^\n]*|\"[^\"\n]*\"|{_NAME}(?:[ \t]*{_PLACES})?|[^\s();\"]+|\"",
+    rf"|[()]|\n|;[^\r\n]*|\"[^\"\n]*\"|{_NAME}(?:[ \t]*{_PLACES})?|[^\s();\"]+|\"",
     re.ASCII,
 )
 """A comparison of a variable with a number or with another variable is one token, as in version 1."""
@@ -180,5 +180,13 @@ def shape_of(token: Token, text: str) -> tuple[int, ...]:
     return shape
 
 
-def shown_shape(shape: tuple[int, ...]) -> str:
+def shown_shape(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"
+
+
+def are_in_one_order(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Return whether tensors of these shapes, of as many entries, have them in the same places: but for axes of length
+    1 the shapes are the same, or one of them is flat.
+    """
+    longer = [[length for length in shape if length != 1] for shape in (first, second)]
+    return longer[0] == longer[1] or min(map(len, longer)) < 2

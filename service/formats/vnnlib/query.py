@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isfinite
 
@@ -57,9 +57,11 @@ class Query:
     """A counterexample satisfies one of ``disjuncts``; the property holds if none of them can be satisfied.
 
     With ``ball``, which no VNN-LIB file can express, it also lies in that ball, which the disjuncts' boxes enclose.
+    ``shapes`` are those of the input and of the output where a file of version 2 declares them.
     """
 
     inputs: int
     outputs: int
     disjuncts: tuple[Disjunct, ...]
     ball: ExactBall | None = None
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = field(default=None, compare=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from service.formats.vnnlib.formulas import read_version_1
 from service.formats.vnnlib.query import Query, VnnlibError
 from service.formats.vnnlib.version2 import DeclaredQuery, is_version_2, read_networks
@@ -19,7 +21,8 @@ def parse(text: str) -> Query:
             f"{found.why_not_plain()}, expected one network with one input and one output: "
             "`trivet vnnlib verify` takes more"
         )
-    return found.query
+    (given, shown) = found.networks[0].tensors
+    return replace(found.query, shapes=(given.shape, shown.shape))
 
 
 def parse_networks(text: str) -> DeclaredQuery:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from service.formats.vnnlib.query import Halfspace, Number, VnnlibError
 
 _TOKEN = re.compile(
-    r"\((<=|>=|<|>)[ \t]+([XY])_(\d{1,9})[ \t]+([+-]?\d[\d.eE+-]*|[XY]_\d{1,9})[ \t]*\)|[()]|\n|[^\s();]+|;[^\n]*",
+    r"\((<=|>=|<|>)[ \t]+([XY])_(\d{1,9})[ \t]+([+-]?\d[\d.eE+-]*|[XY]_\d{1,9})[ \t]*\)|[()]|\n|[^\s();]+|;[^\r\n]*",
     re.ASCII,
 )
 """A comparison of a variable with a number or with another variable is one token: large files have little else."""

@@ -26,7 +26,7 @@ from service.formats.vnnlib.formulas import Conjunction, Expansion, combine, for
 from service.formats.vnnlib.query import Halfspace, Query, VnnlibError
 from service.formats.vnnlib.terms import Constraint, LinearConstraint, Token, Tree, first, trees
 
-_VERSION = re.compile(r"(?:\s|;[^\n]*(?:\n|\Z))*\(\s*vnnlib-version\s")
+_VERSION = re.compile(r"(?:\s|;[^\r\n]*(?:[\r\n]|\Z))*\(\s*vnnlib-version\s")
 _ROLES: dict[str, Role] = {"declare-input": "input", "declare-hidden": "hidden", "declare-output": "output"}
 _ORDER = tuple(_ROLES.values())
 _RELATIONS: dict[str, Relation] = {"equal-to": "equal-to", "isomorphic-to": "isomorphic-to"}

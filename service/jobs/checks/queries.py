@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.formats.vnnlib import Bundle, NotThereError, Query, VnnlibError, bundle, parse, sources
+from service.formats.vnnlib import (
+    Bundle,
+    NotThereError,
+    Query,
+    VnnlibError,
+    are_in_one_order,
+    bundle,
+    parse,
+    shown_shape,
+    sources,
+)
 from service.jobs.checks.fit import check_count, check_shapes
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.records import Problem
@@ -126,7 +137,7 @@ def _outline(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf) -> 
         content = path_of(spec.model.onnx)
         return None if content is None else outline(content, partial(chosen, model=spec.model))
     reads = None if config is None else config.reads
-    return Outline(reads.features, reads.classes) if isinstance(reads, Features) else None
+    return Outline(reads.features, reads.classes, shape=reads.shape) if isinstance(reads, Features) else None
 
 
 def _check_file(path: str, file: str, content: Path, model: Outline | None) -> Iterator[Problem]:
@@ -157,6 +168,9 @@ def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
     if model is None or (query.inputs == model.inputs and _is_about(query.outputs, model)):
         if model is not None and model.is_unclear(query.outputs):
             yield model.why_unclear, model.to_be_clear
+        if model is not None and query.shapes is not None:
+            yield from _check_order("input", query.shapes[0], model.shape)
+            yield from _check_order("output", query.shapes[1], model.output_shape)
         return
     outputs = "" if model.outputs is None else f" and gives {model.outputs}"
     last = "" if model.outputs is None else f", Y_0 to Y_{model.outputs - 1}"
@@ -165,6 +179,13 @@ def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
         f"the query has {query.inputs} inputs and {query.outputs} outputs, the model takes {model.inputs}{outputs}"
     )
     yield message, f"X_0 to X_{model.inputs - 1}{last}"
+
+
+def _check_order(role: str, declared: Sequence[int], own: Sequence[int] | None) -> Iterator[tuple[str, str]]:
+    """Yield a misfit if entries that the query numbers by its shape are others of the model."""
+    if own is not None and prod(own) == prod(declared) and not are_in_one_order(declared, own):
+        message = f"the query declares its {role} as {shown_shape(declared)}, the model's is {shown_shape(own)}"
+        yield message, f"{shown_shape(own)}, with or without axes of length 1, or [{prod(own)}]"
 
 
 def _is_about(outputs: int, model: Outline) -> bool:
