@@ -115,8 +115,8 @@ class LinearPrograms:
         margin, has_point, *point = tp_group.agree(torch.from_numpy(solution).to(self.model.device)).tolist()
         if not has_point:
             return LpResult(margin)
-        t = torch.tensor([point], dtype=torch.float64, device=self.model.device)
-        return LpResult(margin, self.model.first_confirmed(self.specification, self._inputs(t)))
+        found = torch.tensor([point], dtype=torch.float64, device=self.model.device)
+        return LpResult(margin, self.model.first_confirmed(self.specification, self._inputs(found)))
 
     @cached_property
     def _neuron_index(self) -> NeuronIndex:
