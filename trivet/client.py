@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from urllib.parse import quote
 
 import httpx2
-import orjson
 from pydantic import TypeAdapter
 
 from service.jobs.events import Level
@@ -90,7 +90,7 @@ class Client(FileCalls, OperatorCalls, ModuleCalls):
         """Check a spec like a submission, and submit nothing. Return the number of its ``jobs``, the ``ranks``
         of each, and the ``plan`` of a pipeline. Raises :class:`trivet.Refused` if it would be refused.
         """
-        text = orjson.dumps(_body(spec)).decode()
+        text = json.dumps(_body(spec), allow_nan=False)
         answer: dict[str, Any] = self._connection.json(
             "POST", "/v1/jobs:check", json={"text": text}, params={"project": project}, timeout=_CHECKING
         )

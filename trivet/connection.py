@@ -53,7 +53,7 @@ class Connection:
         self._http = httpx2.Client(
             headers=headers,
             timeout=timeout,
-            event_hooks={"response": [self._note_expiry]},
+            event_hooks={"response": [self._note_answer]},
             **_transport(endpoint, self._held),
         )
 
@@ -113,7 +113,8 @@ class Connection:
         with ExitStack() as held:
             yield self.patience.outlast(lambda: held.enter_context(self.stream(path, **options)), bears_repetition=True)
 
-    def _note_expiry(self, response: httpx2.Response) -> None:
+    def _note_answer(self, response: httpx2.Response) -> None:
+        self.patience.has_answered = True
         self.key_expires = response.headers.get("x-trivet-key-expires", self.key_expires)
 
     def _raise_for_problem(self, response: httpx2.Response) -> None:
@@ -208,7 +209,8 @@ class Patience:
         self.outage_s = outage_s
         self._sleep = sleep
         self._clock = clock
-        self._has_answered = False
+        self.has_answered = False
+        """Whether the service ever did: then an outage is waited for, and not whether there is a service."""
 
     def outlast(self, call: Callable[[], Answer], *, bears_repetition: bool) -> Answer:
         """Return the call's answer, calling again in an outage. A call that is not safe to repeat is repeated
@@ -219,23 +221,25 @@ class Patience:
             try:
                 answer = call()
             except (Unreachable, Refused) as error:
-                self._has_answered |= isinstance(error, Refused)
+                self.has_answered |= isinstance(error, Refused)
                 if not _is_outage(error) or not (bears_repetition or _was_not_sent(error)):
                     raise
                 pause = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
+                if self.has_answered and not tries:
+                    began = self._clock()  # a download may have gone well for hours
                 passed = self._clock() - began
                 if passed + pause > self.limit_s:
                     raise (error.after(passed) if tries else error) from error.__cause__
                 self._sleep(pause)
                 tries += 1
             else:
-                self._has_answered = True
+                self.has_answered = True
                 return answer
 
     @property
     def limit_s(self) -> float:
         """Return how long to wait in an outage now, in seconds."""
-        return self.outage_s if self._has_answered else min(self.outage_s, _ARRIVAL_S)
+        return self.outage_s if self.has_answered else min(self.outage_s, _ARRIVAL_S)
 
 
 def _is_outage(error: Unreachable | Refused) -> bool:

@@ -100,7 +100,7 @@ def _writing(target: Path) -> Iterator[IO[bytes]]:
     real = Path(os.path.realpath(target))
     if not real.parent.is_dir():
         raise FileNotFoundError(ENOENT, "there is no such folder", str(real.parent))
-    partial = real.with_name(f".{real.name}.{uuid.uuid4().hex}.part")
+    partial = real.with_name(f".{uuid.uuid4().hex}.part")  # however long the name
     try:
         with partial.open("wb") as file:
             yield file

@@ -207,6 +207,11 @@ def test_one_name_is_a_name_a_time_says_its_zone_and_no_state_is_not_every_state
         client.delete_matching(state=[], label="paper")
 
 
+def test_a_number_that_is_not_finite_is_not_checked_as_a_missing_one(client: Client) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        client.check({**TRAIN, "timeout_s": float("nan")})
+
+
 def test_waiting_gives_up_in_time(client: Client) -> None:
     job = client.submit(TRAIN)
     with pytest.raises(TimeoutError, match="queued"):

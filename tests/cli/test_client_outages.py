@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from cli_world import TRAIN, serving
 from hypothesis import given
@@ -100,6 +101,37 @@ def test_a_service_that_never_answered_is_not_waited_for_as_one_that_did() -> No
         new.outlast(fails(*[AWAY] * 10_000), bears_repetition=True)
     assert time.now <= 2.0
     assert new.outlast(fails(NO_BROKER, *[AWAY] * 100), bears_repetition=True) == "done"
+
+
+def test_an_outage_begins_where_a_long_call_breaks_off_even_if_it_is_the_first_one(tmp_path: Path) -> None:
+    time, sent = Time(), 0
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        nonlocal sent
+        sent += 1
+        if sent == 1:
+            return httpx2.Response(200, stream=BrokenOff(time))
+        return httpx2.Response(503) if sent < 8 else httpx2.Response(200, content=b"whole")
+
+    with Client("http://127.0.0.1:1", "key", outage_s=60.0) as client:
+        client._connection._http._transport = httpx2.MockTransport(answer)
+        client._connection.patience = Patience(60.0, sleep=time.sleep, clock=lambda: time.now)
+        target = tmp_path / ("a" * 250)
+        assert client.download("job_x", "model", target) == 5
+    assert target.read_bytes() == b"whole"
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+class BrokenOff(httpx2.SyncByteStream):
+    """A body that comes for a hundred seconds, and breaks off."""
+
+    def __init__(self, time: Time) -> None:
+        self._time = time
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"wh"
+        self._time.now += 100
+        raise httpx2.ReadError("cut")
 
 
 def noting(client: Client) -> set[int]:
