@@ -83,6 +83,9 @@ def test_a_byte_order_mark_says_how_a_file_is_written(tmp_path: Path, encoding: 
         (b"steps: &steps [1, *steps]", "has an alias that refers to a value around it"),
         (b"steps: 200\nseed: 1\nsteps: 20\n", "'steps' is there twice(.|\n)*line 3"),
         (b'{"batch": {"global": 8, "global": 16}}', "'global' is there twice"),
+        (b"steps: !!bool maybe", "'maybe' is not of the tag"),
+        (b"steps: !!timestamp soon", "'soon' is not of the tag"),
+        (b"a:\n  steps: !!int ten", "'ten' is not of the tag(.|\n)*line 2"),
         (LAUGHTER, "has aliases that expand to more than 1,000,000 values"),
     ],
 )
@@ -91,6 +94,12 @@ def test_what_is_neither_is_refused_in_words(tmp_path: Path, content: bytes, sai
     path.write_bytes(content)
     with pytest.raises(TrivetError, match=said):
         specs.load(str(path))
+
+
+def test_a_change_of_what_an_alias_repeats_is_a_change_of_one_place(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("a: &mesh {tp: 2}\nb: *mesh\n")
+    assert specs.load(str(path), ["a.tp=4"]) == {"a": {"tp": 4}, "b": {"tp": 2}}
 
 
 def test_fields_of_json_with_tabs_have_their_places(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def _place_in_batch(files: Sequence[SpecFile], path: str) -> str:
 
 
 def _change_spec(source: str, spec: dict[str, Any], fields: Mapping[str, Position], changes: Sequence[str]) -> SpecFile:
+    spec = _without_sharing(spec)
     for change in changes:
         apply(spec, change)
     try:
@@ -109,6 +110,13 @@ def _change_spec(source: str, spec: dict[str, Any], fields: Mapping[str, Positio
         raise _SpecError(str(error)) from None
     named = "standard input" if source == "-" else Path(source).name
     return SpecFile(spec, named, fields, [change.partition("=")[0] for change in reversed(changes)])
+
+
+def _without_sharing(value: Any) -> Any:
+    """Return a copy that has what YAML's aliases repeat once for each place: a change of one is none of the others."""
+    if isinstance(value, dict):
+        return {name: _without_sharing(each) for name, each in value.items()}
+    return [_without_sharing(each) for each in value] if isinstance(value, list) else value
 
 
 def apply(spec: dict[str, Any], change: str) -> None:
@@ -188,8 +196,8 @@ def _index(items: list[Any], name: str, path: str) -> int:
 def _value(change: str, text: str) -> Any:
     try:
         return documents.parse(text)
-    except yaml.YAMLError as error:
-        raise _SpecError(f"--set {change!r}: the value is not YAML: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise _SpecError(f"--set {change[:200]!r}: the value is not YAML: {error}") from None
 
 
 def _kind(value: Any) -> str:

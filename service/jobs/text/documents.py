@@ -69,6 +69,15 @@ class _CoreLoader(yaml.SafeLoader):
             if not self.flow_level:
                 self.allow_simple_key = True
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return a node's value. A text that is not of its tag, as in ``!!bool maybe``, is an error with a place."""
+        try:
+            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+        except (ValueError, KeyError, AttributeError) as error:
+            why = f": {error}" if isinstance(error, ValueError) else ""
+            problem = f"{str(node.value)[:40]!r} is not of the tag {node.tag}{why}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         text = str(self.construct_scalar(node))
         base = {"0o": 8, "0x": 16}.get(text[:2], 10)
