@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 from pydantic import Field, StringConstraints, model_validator
 
 from service.jobs.plugins import CommonSpec, JobKind, RunContext, disagreement
+from service.jobs.spec.common import Recorded
 
 MOST_CHAINED = 64
 """The most jobs of one chain."""
@@ -18,7 +19,7 @@ class ChainSpec(CommonSpec):
     """Run ``jobs`` of any kind, each as soon as those that it names have succeeded; all are accepted, or none."""
 
     kind: Literal["chain"] = Field("chain", description="jobs that name each other")
-    jobs: dict[ChainedName, dict[str, Any]] = Field(
+    jobs: dict[ChainedName, dict[str, Recorded]] = Field(
         min_length=1,
         max_length=MOST_CHAINED,
         description="specs by name; wherever one takes a job's id, it may have the name of another",

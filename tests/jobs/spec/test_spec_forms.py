@@ -47,6 +47,14 @@ def test_a_bare_name_is_an_objective() -> None:
     assert read(objective={"name": "certified", "eps": 0.5}).objective == Certified(eps=0.5)
 
 
+def test_a_number_that_would_not_survive_is_refused() -> None:
+    config = {"model_type": "gpt2", "vocab_size": 256, "layer_norm_epsilon": float("inf")}
+    with pytest.raises(ValidationError, match=r"config\.layer_norm_epsilon\n.*not JSON compliant"):
+        read(model={"family": "huggingface", "config": config, "sequence": 8})
+    with pytest.raises(ValidationError, match=r"jobs\.a\.name\n.*surrogates"):
+        spec_adapter.validate_python({"kind": "chain", "jobs": {"a": {**BASE, "name": "\ud800"}}})
+
+
 @pytest.mark.parametrize(("lower", "upper"), [(2, -1), (0.5, 0.5)])
 def test_limits_of_inputs_may_not_cross(lower: float, upper: float) -> None:
     with pytest.raises(ValidationError, match=f"lower: .* expected less than upper={float(upper)}"):

@@ -84,6 +84,9 @@ def test_names_say_the_values() -> None:
         ({"grid": {"seed": []}}, "at least 1 item"),
         ({"grid": {"seed": [1]}, "best": {"metric": "loss", "mode": "least"}}, "'min' or 'max'"),
         ({"list": [{"seed": 1}] * (MOST_SWEPT + 1)}, "at most 1000"),
+        ({"grid": {"checkpoint.every": [1, 10**30]}}, r"grid.`checkpoint\.every`.1\n.*64-bit"),
+        ({"list": [{"labels": {"a": "\ud800"}}]}, "surrogates not allowed"),
+        ({"random": {"fields": {"seed": [2**64]}, "jobs": 1}}, "64-bit"),
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused(sweep: dict[str, Any], said: str) -> None:

@@ -31,7 +31,7 @@ from service.jobs.spec.common.states import ACTIVE, MOVES, STATES, TERMINAL, Job
 from service.jobs.spec.common.stopping import AnyRule
 from service.jobs.spec.common.stopping_plan import Standing, StoppedJob, judge
 from service.jobs.spec.common.stopping_rule import MOST_FOLLOWED, Reported, StoppingRule
-from service.jobs.spec.common.strict import DISAGREEMENT, Strict, disagreement
+from service.jobs.spec.common.strict import DISAGREEMENT, Recorded, Strict, disagreement
 from service.jobs.spec.common.sweep import RangeSpec, SweepSpec
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "ParallelSpec",
     "PendingLaunch",
     "RangeSpec",
+    "Recorded",
     "Reported",
     "Standing",
     "StoppedJob",

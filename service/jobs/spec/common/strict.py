@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WrapValidator, model_validator
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 DISAGREEMENT = "disagreement"
@@ -21,6 +31,21 @@ def disagreement(field: str, message: str, got: Any, expected: str) -> PydanticC
         DISAGREEMENT, "{field}: {message}; expected {expected}",
         {"field": field, "message": message, "got": got, "expected": expected},
     )  # fmt: skip
+
+
+def _refuse_unrecorded(value: Any) -> Any:
+    try:
+        orjson.dumps(value)
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise PydanticCustomError("unrecorded", "a value that JSON can hold: {why}", {"why": str(error)}) from None
+    return value
+
+
+Recorded = Annotated[Any, AfterValidator(_refuse_unrecorded)]
+"""A value of any type that records can keep: no number beyond 64 bits or not finite, no half of a character, and no
+endless nesting.
+"""
 
 
 class Strict(BaseModel):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
 from service.jobs.spec.common.stopping import AnyRule
-from service.jobs.spec.common.strict import Strict, disagreement
+from service.jobs.spec.common.strict import Recorded, Strict, disagreement
 
 MOST_SWEPT = 1000
 """The most jobs of one sweep."""
@@ -17,10 +17,11 @@ FIXED = ("kind", "sweep")
 """Fields that cannot be swept: all jobs of a sweep share them."""
 
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-_Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_SWEPT)]
+_Values = Annotated[list[Recorded], Field(min_length=1, max_length=MOST_SWEPT)]
 _Axes = Annotated[dict[_Path, _Values], Field(min_length=1, max_length=16)]
 _Points = Annotated[
-    list[Annotated[dict[_Path, Any], Field(min_length=1, max_length=64)]], Field(min_length=1, max_length=MOST_SWEPT)
+    list[Annotated[dict[_Path, Recorded], Field(min_length=1, max_length=64)]],
+    Field(min_length=1, max_length=MOST_SWEPT),
 ]
 
 

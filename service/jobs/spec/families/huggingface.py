@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from service.jobs.plugins import Features, Reason, Samples, Tokens, disagreement
-from service.jobs.spec.common import ParallelSpec
+from service.jobs.spec.common import ParallelSpec, Recorded
 from service.jobs.spec.families.packaged import PackagedConfig, check_keys
 
 _Size = Annotated[int, Field(ge=1, le=2**16)]
@@ -75,7 +75,7 @@ class HuggingfaceConfig(PackagedConfig):
     family: Literal["huggingface"] = Field(
         "huggingface", description="a model of the package transformers, of a configuration"
     )
-    config: dict[Annotated[str, StringConstraints(min_length=1, max_length=100)], Any] = Field(
+    config: dict[Annotated[str, StringConstraints(min_length=1, max_length=100)], Recorded] = Field(
         description="the fields of a config.json: model_type, vocab_size and others of that type"
     )
     task: Literal["causal-lm", "image-classification"] = Field(
