@@ -193,7 +193,8 @@ class Folder:
                     with contextlib.suppress(OSError):
                         below = folder.folder(name)
                         folders.append((below, f"{above}{name}/"))
-                        waiting.append(iter(below.names()))
+                        waiting.append(iter(()))  # also of one that cannot be listed: both lists go in step
+                        waiting[-1] = iter(below.names())
         finally:
             for folder, _ in folders[1:]:
                 folder.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -155,6 +156,20 @@ def test_listings_hold_regular_files_only(folder: Folder) -> None:
     (folder.path / "deep" / "deeper" / "file").write_bytes(b"12345")
     listed = {each.name: each.status.st_size for each in folder.files("job/")}
     assert listed == {"job/deep/deeper/file": 5, "job/deep/file": 4}
+
+
+def test_a_folder_that_cannot_be_listed_hides_no_other(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder.path / "a" / "b").mkdir(parents=True)
+    (folder.path / "z").write_bytes(b"")
+    names = Folder.names
+
+    def stale(self: Folder) -> list[str]:
+        if self.path.name == "b":
+            raise OSError(errno.ESTALE, "removed by another host")
+        return names(self)
+
+    monkeypatch.setattr(Folder, "names", stale)
+    assert [entry.name for entry in folder.files()] == ["deep/file", "z"]
 
 
 def test_trees_are_removed_however_deep_and_closed_they_are(folder: Folder) -> None:
