@@ -45,7 +45,7 @@ class ApiSettings(BaseModel):
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest JSON body")
     max_file_bytes: int = Field(StoreLimits.max_file_bytes, ge=1024, description="largest uploaded file")
     check_memory_gib: float = Field(
-        2.0, ge=0.125, description="memory to check one submitted job and its files, in GiB"
+        2.0, ge=0.125, le=2**32, description="memory to check one submitted job and its files, in GiB"
     )
     check_seconds: int = Field(
         60, ge=1, description="processor time to check one submitted job and its files, in seconds"

@@ -6,6 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+_MOST_GIB = 2**32
+"""More than any limit of a process can say."""
+
 
 class IsolationSettings(BaseModel):
     """What ranks may see of their host, and how much of it they may use."""
@@ -16,9 +19,12 @@ class IsolationSettings(BaseModel):
         "all, or by limits only; `trivet hosts` shows what each host allows",
     )
     job_memory_gib: float | None = Field(
-        None, gt=0, description="private memory of a rank's process, in GiB; all of the host's when absent"
+        None,
+        gt=0,
+        le=_MOST_GIB,
+        description="private memory of a rank's process, in GiB; all of the host's when absent",
     )
-    job_file_gib: float = Field(1024.0, gt=0, description="largest file that a rank may write, in GiB")
+    job_file_gib: float = Field(1024.0, gt=0, le=_MOST_GIB, description="largest file that a rank may write, in GiB")
     job_processes: int = Field(
         16_384, ge=64, description="processes and threads of a job on a host, if it has a namespace that counts them"
     )

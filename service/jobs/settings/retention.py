@@ -25,6 +25,7 @@ class RetentionSettings(BaseModel):
     keep_uploads_days: float | None = Field(
         StoreLimits.keep_uploads_days,
         ge=0,
+        le=1_000_000,
         description="days without a submission after which an upload is deleted; 0 keeps all",
     )
 

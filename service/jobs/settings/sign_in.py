@@ -11,16 +11,23 @@ from service.jobs.accounts import parse_rules
 from service.jobs.records.store_limits import StoreLimits
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_LONGEST_S = 10 * 365 * 86_400.0
 
 
 class SignInSettings(BaseModel):
     """How long a session lasts, and the provider that people sign in with."""
 
     session_idle_s: float = Field(
-        StoreLimits.session_idle_s, gt=0, description="seconds without use after which a session of the dashboard ends"
+        StoreLimits.session_idle_s,
+        gt=0,
+        le=_LONGEST_S,
+        description="seconds without use after which a session of the dashboard ends",
     )
     session_s: float = Field(
-        StoreLimits.session_s, gt=0, description="seconds after which a session of the dashboard ends in any case"
+        StoreLimits.session_s,
+        gt=0,
+        le=_LONGEST_S,
+        description="seconds after which a session of the dashboard ends in any case",
     )
 
     oidc_issuer: str | None = Field(
