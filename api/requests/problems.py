@@ -154,6 +154,7 @@ _EXPECTED: dict[str, str] = {
     "float_type": "a number",
     "float_parsing": "a number",
     "finite_number": "a finite number",
+    "unrecorded": "finite numbers, integers of 64 bits, text of whole characters, or lists and mappings of these",
     "rounded_number": "a number that float64 has, such as {nearest}",
     "bool_type": "true or false",
     "bool_parsing": "true or false",

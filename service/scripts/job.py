@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,10 @@ def run(spec: ScriptSpec, context: RunContext) -> dict[str, Any] | None:
     context.report.phase(WORKING)
     watch = Stopwatch()
     _run_as_main(folder / spec.entry, spec.args)
+    _wait_for_others(folder.with_name("ended"), context)
     if context.rank != 0:
         return None
-    for path in _kept(folder, spec.keep):
+    for path in _kept(folder, spec.keep, context.report.log):
         script.artifact(path, path.relative_to(folder).as_posix())
     done = Completion(done=int(script.is_whole), total=1, unit="scripts")
     return {"seconds": watch.seconds, **script.last, "completed": done}
@@ -63,10 +64,26 @@ def _unpacked(spec: ScriptSpec, context: RunContext) -> Path:
     return folder.resolve()
 
 
-def _kept(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
-    """Yield the files in the script's folder that match a pattern, each once; links are left out."""
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    yield from sorted(path for path in found if path.resolve() == path)
+def _wait_for_others(ended: Path, context: RunContext) -> None:
+    """Tell that the script has ended here; on rank 0, wait until it has everywhere, since others may still write."""
+    ended.mkdir(exist_ok=True)
+    (ended / str(context.rank)).touch()
+    while context.rank == 0 and len([*ended.iterdir()]) < context.world_size:  # if one fails, torchrun ends this one
+        time.sleep(_POLL_S)
+
+
+def _kept(folder: Path, patterns: Sequence[str], tell: Callable[[str], None]) -> list[Path]:
+    """Return the files in the script's folder that match a pattern, each once; links are left out. Tells of patterns
+    without any.
+    """
+    found: set[Path] = set()
+    for pattern in patterns:
+        inner = f"{pattern}/*" if pattern.endswith("**") else pattern  # which is folders alone before Python 3.13
+        files = {path for path in folder.glob(inner) if path.is_file() and path.resolve() == path}
+        if not files:
+            tell(f"nothing is kept by {pattern!r}: it matches no file in the script's folder")
+        found |= files
+    return sorted(found)
 
 
 def _run_as_main(path: Path, arguments: Sequence[str]) -> None:

@@ -34,6 +34,14 @@ def test_a_project_runs_scripts_only_while_its_operator_allows_it(client: TestCl
     assert "project 'vision' lacks scripts: true" in again.json()["detail"]
 
 
+def test_a_pattern_that_no_file_can_match_is_refused_before_the_script_has_run_in_vain(client: TestClient) -> None:
+    client.patch("/v1/projects/default", json={"scripts": True})
+    stored = client.post("/v1/files", content=zipped({TRAIN: b""})).json()["id"]
+    spec = {"kind": "script", "archive": stored, "entry": TRAIN, "keep": [".", "out/**.pt", "out/**", "**/*.pt"]}
+    refused = client.post("/v1/jobs", json=spec)
+    assert [error["path"] for error in refused.json()["errors"]] == ["keep.0", "keep.1"]
+
+
 def test_an_archive_without_the_entry_is_refused_at_submit(client: TestClient) -> None:
     client.patch("/v1/projects/default", json={"scripts": True})
     stored = client.post("/v1/files", content=zipped({"other.py": b""})).json()["id"]

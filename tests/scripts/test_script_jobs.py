@@ -61,6 +61,13 @@ run.artifact("out", "copied")
 run.metric(2, {"reached": reached}, words=len(sys.argv))
 threading.Thread(target=lambda: (time.sleep(0.3), run.metric(3, late=1.0))).start()
 """
+LATE = """
+import os, time
+from pathlib import Path
+rank = os.environ["RANK"]
+time.sleep(float(rank))
+Path(f"shard-{rank}").write_text(rank)
+"""
 FAILING = """
 from trivet import run
 if not run.resumed():
@@ -116,7 +123,7 @@ def test_the_example_trains_on_two_ranks_as_it_is(fleet: Fleet) -> None:
 def test_a_script_that_does_odd_things_harms_nobody_and_keeps_what_it_says(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        ref = placed(fleet, {"train.py": ODD}, args=[port, "b"], keep=["out/*.txt"])
+        ref = placed(fleet, {"train.py": ODD}, args=[port, "b"], keep=["out/**", "out"])
         fleet.supervise(ref, command=REAL_SUPERVISOR)
         job = fleet.ended(ref)
     assert (job.state, job.error) == ("succeeded", None)
@@ -127,9 +134,18 @@ def test_a_script_that_does_odd_things_harms_nobody_and_keeps_what_it_says(fleet
     assert values == [{"of_a_child": 7.0}, {"reached": 0.0, "words": 3.0}, {"late": 1.0}]
     kept = {artifact.name for artifact in fleet.store.artifacts.list(ref.job_id)}
     assert kept == {"copied", "out/a.txt"}
+    assert fleet.printed(ref, "nothing is kept by 'out': it matches no file in the script's folder")
+    assert not fleet.printed(ref, "nothing is kept by 'out/**'")
     assert fleet.printed(ref, "a fork that runs past the script's end")
     assert not Path("/tmp/planted").exists()
     assert not (fleet.data.root / "planted").exists()
+
+
+def test_what_the_last_rank_writes_is_kept_as_well(fleet: Fleet) -> None:
+    ref = placed(fleet, {"train.py": LATE}, ranks=2, keep=["shard-*"])
+    fleet.supervise(ref, command=REAL_SUPERVISOR)
+    assert fleet.ended(ref).state == "succeeded"
+    assert {artifact.name for artifact in fleet.store.artifacts.list(ref.job_id)} == {"shard-0", "shard-1"}
 
 
 def assert_goes_on(fleet: Fleet, ref: AttemptRef) -> None:

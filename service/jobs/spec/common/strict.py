@@ -38,7 +38,7 @@ def _refuse_unrecorded(value: Any) -> Any:
         orjson.dumps(value)
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise PydanticCustomError("unrecorded", "a value that JSON can hold: {why}", {"why": str(error)}) from None
+        raise PydanticCustomError("unrecorded", "it cannot be kept as JSON: {why}", {"why": str(error)}) from None
     return value
 
 
