@@ -309,8 +309,4 @@ def _estimate(snapshot: QueueSnapshot, job_id: str) -> StartEstimate | None:
     start = snapshot.starts.get(job_id)
     if start is None or snapshot.taken_at.timestamp() + start.in_s > LATEST:  # a time limit may have any length
         return None
-    try:
-        at = snapshot.taken_at + timedelta(seconds=start.in_s)
-    except OverflowError:  # by a time limit of thousands of years
-        return None
-    return StartEstimate(at=at, rests_on=tuple(sorted(start.rests_on)))
+    return StartEstimate(at=snapshot.taken_at + timedelta(seconds=start.in_s), rests_on=tuple(sorted(start.rests_on)))
