@@ -32,14 +32,6 @@ def test_pages_follow_each_other(client: TestClient) -> None:
     assert refused.json()["errors"][0]["path"] == "cursor"
 
 
-def test_a_start_beyond_the_calendar_is_unknown_and_hides_no_line(client: TestClient, worker: Worker) -> None:
-    for _ in range(4):
-        worker.start(submit(client, TRAIN | {"timeout_s": 1e12}))
-    waiting = submit(client, TRAIN)
-    (line,) = client.get("/v1/queue").json()["items"]
-    assert (line["job"], line["start"]) == (waiting, None)
-
-
 def test_own_jobs_keep_their_places_among_others(client: TestClient, anonymous: TestClient, keys: Keys) -> None:
     for seed in range(3):
         submit(client, TRAIN | {"seed": seed})
