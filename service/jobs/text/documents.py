@@ -72,7 +72,7 @@ class _CoreLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Return a node's value. A text that is not of its tag, as in ``!!bool maybe``, is an error with a place."""
         try:
-            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            return super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError) as error:
             why = f": {error}" if isinstance(error, ValueError) else ""
             problem = f"{str(node.value)[:40]!r} is not of the tag {node.tag}{why}"
