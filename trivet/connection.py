@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -114,7 +115,7 @@ class Connection:
             yield self.patience.outlast(lambda: held.enter_context(self.stream(path, **options)), bears_repetition=True)
 
     def _note_answer(self, response: httpx2.Response) -> None:
-        self.patience.has_answered = True
+        self.patience.note_answer()
         self.key_expires = response.headers.get("x-trivet-key-expires", self.key_expires)
 
     def _raise_for_problem(self, response: httpx2.Response) -> None:
@@ -192,6 +193,8 @@ Answer = TypeVar("Answer")
 _STATUSES = (502, 503, 504)
 """Statuses that the service, or a proxy in front of it, answers in an outage."""
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_MOST_RESTARTS = 10
+"""How often the time of an outage begins again with a call that was answered, and broke off."""
 _ARRIVAL_S = 2.0
 """How long to wait for a service that never answered: probably there is none."""
 
@@ -209,8 +212,7 @@ class Patience:
         self.outage_s = outage_s
         self._sleep = sleep
         self._clock = clock
-        self.has_answered = False
-        """Whether the service ever did: then an outage is waited for, and not whether there is a service."""
+        self._answered = -inf
 
     def outlast(self, call: Callable[[], Answer], *, bears_repetition: bool) -> Answer:
         """Return the call's answer, calling again in an outage. A call that is not safe to repeat is repeated
@@ -218,28 +220,34 @@ class Patience:
         """
         began, tries = self._clock(), 0
         while True:
+            asked = self._clock()
             try:
                 answer = call()
             except (Unreachable, Refused) as error:
-                self.has_answered |= isinstance(error, Refused)
+                if isinstance(error, Refused):
+                    self.note_answer()
+                elif self._answered >= asked and tries < _MOST_RESTARTS:
+                    began = self._clock()  # a download may have gone well for hours
                 if not _is_outage(error) or not (bears_repetition or _was_not_sent(error)):
                     raise
                 pause = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
-                if self.has_answered and not tries:
-                    began = self._clock()  # a download may have gone well for hours
                 passed = self._clock() - began
                 if passed + pause > self.limit_s:
                     raise (error.after(passed) if tries else error) from error.__cause__
                 self._sleep(pause)
                 tries += 1
             else:
-                self.has_answered = True
+                self.note_answer()
                 return answer
+
+    def note_answer(self) -> None:
+        """Note that the service is there: an outage is waited for from now on, and not whether there is a service."""
+        self._answered = self._clock()
 
     @property
     def limit_s(self) -> float:
         """Return how long to wait in an outage now, in seconds."""
-        return self.outage_s if self.has_answered else min(self.outage_s, _ARRIVAL_S)
+        return self.outage_s if self._answered > -inf else min(self.outage_s, _ARRIVAL_S)
 
 
 def _is_outage(error: Unreachable | Refused) -> bool:

@@ -202,15 +202,12 @@ def is_static(model: nn.Module) -> bool:
 
 def check_only_read(model: nn.Module) -> None:
     """Call after a step. Raises ``ValueError`` for a parameter to which the model's own forward writes: FSDP gathers a
-    copy, and what is written to that is lost.
+    copy, and what is written to that is lost. A write to ``parameter.data`` cannot be seen.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for group in _parameter_groups(model):
-        gathered = [each for each in group.fsdp_params if hasattr(each, "unsharded_param")]
-        writes = [each.unsharded_param._version for each in gathered]
-        least = min(writes, default=0)  # FSDP's own, if any
-        for each, count in zip(gathered, writes, strict=True):
-            if count > least:
+        for each in group.fsdp_params:
+            if hasattr(each, "unsharded_param") and each.unsharded_param._version:  # FSDP's own writes keep it at 0
                 name = names[id(each.sharded_param)]
                 raise ValueError(
                     f"the forward writes to the parameter {name!r}, as an embedding with max_norm does; copies that "

@@ -40,7 +40,7 @@ def run(spec: ScriptSpec, context: RunContext) -> dict[str, Any] | None:
     context.report.phase(WORKING)
     watch = Stopwatch()
     _run_as_main(folder / spec.entry, spec.args)
-    _wait_for_others(folder.with_name("ended"), context)
+    _wait_for_others(folder.with_name(".ended"), context)
     if context.rank != 0:
         return None
     for path in _kept(folder, spec.keep, context.report.log):

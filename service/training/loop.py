@@ -15,6 +15,7 @@ from service.jobs.spec.compile import Phase
 from service.models.data import open_feed
 from service.models.held_state import HeldState, digest
 from service.models.plain import PlainModel
+from service.models.randomness import seeded
 from service.parallel.batch_norm import average_statistics
 from service.parallel.collectives import agree
 from service.parallel.fsdp import check_only_read, is_static
@@ -166,8 +167,11 @@ def evaluate(training: Training) -> dict[str, float]:
     samples = len(training.dataset.test)
     if (most := training.spec.evaluate.samples) is not None:
         samples = min(samples, most)
-    for rows, valid in batches(samples, training.order.global_batch, training.mesh.dp.rank, training.mesh.dp.size):
-        batch = training.dataset.test.take(rows).to(training.device)
+    dp = training.mesh.dp
+    for number, (rows, valid) in enumerate(batches(samples, training.order.global_batch, dp.rank, dp.size)):
+        # What a source draws is alike in every evaluation, and on all stages of a pipeline.
+        with seeded(training.spec.seed, "test samples", number, dp.rank):
+            batch = training.dataset.test.take(rows).to(training.device)
         training.boundary.step_boundary()
         totals += training.engine.evaluate(batch, valid)
     totals /= training.mesh.tp.size  # ranks of a tensor-parallel group have computed the same

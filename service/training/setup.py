@@ -12,6 +12,7 @@ from torch import nn
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import Phase
 from service.jobs.spec.model import TransformerConfig
+from service.jobs.spec.objective import Certified, CrossEntropy
 from service.jobs.spec.train import TrainSpec
 from service.models import ModelOutline, Weights, data, load_into
 from service.models.compiled import COMPILE_MODES
@@ -131,7 +132,10 @@ def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device, mesh
             f"this model is of family {config.family!r}"
         )
     dataset = data.load(spec.data, context.data)
-    for samples, what in ((dataset.train, "learn from"), (dataset.test, "test with")):
+    needed = {"learn from": dataset.train}
+    if isinstance(spec.objective, CrossEntropy | Certified):  # another may need none
+        needed["test with"] = dataset.test
+    for what, samples in needed.items():
         if not len(samples):
             raise ValueError(f"data.source={spec.data.source!r} gives no sample to {what}")
     labels = digest_of_labels(dataset)

@@ -101,13 +101,15 @@ def _place_in_batch(files: Sequence[SpecFile], path: str) -> str:
 
 
 def _change_spec(source: str, spec: dict[str, Any], fields: Mapping[str, Position], changes: Sequence[str]) -> SpecFile:
-    spec = _without_sharing(spec)
-    for change in changes:
-        apply(spec, change)
     try:
+        spec = _without_sharing(spec) if changes else spec
+        for change in changes:
+            apply(spec, change)
         documents.check_json(spec, "")
     except documents.NotJsonError as error:
         raise _SpecError(str(error)) from None
+    except RecursionError:
+        raise _SpecError(f"{source} is nested too deeply") from None
     named = "standard input" if source == "-" else Path(source).name
     return SpecFile(spec, named, fields, [change.partition("=")[0] for change in reversed(changes)])
 

@@ -11,7 +11,7 @@ from service.jobs.accounts import parse_rules
 from service.jobs.records.store_limits import StoreLimits
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-_LONGEST_S = 10 * 365 * 86_400.0
+_LONGEST_S = 1_000 * 365 * 86_400.0
 
 
 class SignInSettings(BaseModel):

@@ -64,7 +64,7 @@ class SampleCheck:
             self._check_finite(targets, "targets", numbers)
             return
         count = self.gives.vocabulary if isinstance(self.gives, Tokens) else self.gives.classes
-        self._check_range(targets.long(), count, numbers, "label", (IGNORED,) if self.is_ignoring else ())
+        self._check_range(targets, count, numbers, "label", (IGNORED,) if self.is_ignoring else ())
 
     def _check_range(
         self, values: Tensor, count: int, numbers: Tensor, what: str, others: tuple[int, ...] = ()
@@ -72,6 +72,7 @@ class SampleCheck:
         """Check that whole numbers are below ``count`` and not negative, or among ``others``."""
         if not values.numel() or (int(values.min()) >= 0 and int(values.max()) < count):
             return
+        values = values.long()  # in uint8, -100 is 156
         is_wrong = (values < 0) | (values >= count)
         for other in others:
             is_wrong &= values != other
@@ -160,7 +161,8 @@ def may_ignore(samples: Samples) -> bool:
         return samples.declared.is_ignoring
     if not isinstance(samples, Split):
         return True
-    return not samples.targets.is_floating_point() and bool((samples.targets.long() == IGNORED).any())
+    targets = samples.targets
+    return targets.dtype.is_signed and not targets.is_floating_point() and bool((targets == IGNORED).any())
 
 
 _LOOKED_AT = 256

@@ -54,7 +54,8 @@ class Split:
         """Return the samples with labels that losses take, and that can be compared with ``IGNORED``: in uint8, -100 is
         156.
         """
-        return self if self.targets.is_floating_point() else Split(self.inputs, self.targets.long())
+        is_whole = not self.targets.is_floating_point() and self.targets.dtype is not torch.bool
+        return Split(self.inputs, self.targets.long()) if is_whole else self
 
     def to(self, device: torch.device) -> Split:
         return Split(self.inputs.to(device), self.targets.to(device))
