@@ -107,7 +107,8 @@ _BY_SCHEMA = {
     "BoundsRow.onnxruntime_outputs": "onnxruntime's outputs at the counterexample",
     "BoundsRow.prediction": "the model's class of the sample",
     "BoundsRow.reason": "why it is undecided",
-    "BoundsRow.sample": "the labelled sample around which the counterexample was found, where that is another input",
+    "BoundsRow.sample": "the labelled sample around which the counterexample was found, where that is another input "
+    "of at most 80,000 features",
     "BoundsRow.sample_outputs": "the model's outputs for the sample, in float64",
     "BoundsRow.seconds": "seconds of work on the instance",
     "BoundsRow.upper": "certified upper bounds of the outputs",

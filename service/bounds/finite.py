@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log, prod
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -210,7 +210,7 @@ def _propagated(operator: Operator, node: Node, ends: Sequence[Interval]) -> tup
     elif isinstance(operator, Quotient):  # rounded twice, as the product with a reciprocal
         slack = 4 * FLOAT32.eps * torch.stack([found.lower.abs(), found.upper.abs()])
         found = _rounded(Interval(found.lower - slack[0], found.upper + slack[1]))
-    elif isinstance(operator, _ROUNDED_ONCE) and node.arguments.get("alpha", 1) == 1:
+    elif isinstance(operator, (*_ROUNDED_ONCE, Pad)) and node.arguments.get("alpha", 1) == 1:
         with_rounded = operator.interval(_with_rounded_numbers(node), ends, RankGroup())
         lower, upper = torch.minimum(found.lower, with_rounded.lower), torch.maximum(found.upper, with_rounded.upper)
         found = _rounded(Interval(lower, upper))
@@ -235,12 +235,21 @@ def _of_function(smooth: SmoothFunction, bounds: Interval, found: Interval) -> t
 _KNOWN = (LinearOperator, SmoothActivation, Periodic, MatrixOfTwo, *_ROUNDED_ONCE, *_BY_STEPS)
 
 
+_WHOLE = 2**24
+"""Up to this, whole numbers are numbers of float32."""
+
+
 def _with_rounded_numbers(node: Node) -> Node:
     """Return the node with its numbers as torch takes them beside a tensor of float32."""
-    arguments = {
-        name: float(np.float32(value)) if isinstance(value, float) else value for name, value in node.arguments.items()
-    }
-    return replace(node, arguments=arguments)
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype != torch.bool and not value.is_complex():
+            return value.float().to(value.dtype)
+        if isinstance(value, float) or (type(value) is int and abs(value) > _WHOLE):
+            return torch.tensor(value, dtype=torch.float64).float().item()
+        return value
+
+    return replace(node, arguments={name: rounded(value) for name, value in node.arguments.items()})
 
 
 def _rounded(found: Interval) -> Interval:
@@ -294,12 +303,23 @@ def undefined_nodes(
         if node.name not in inside and (defined := _domain(node)) is not None:
             bounds, certified = inputs[node.name][0], own[node.inputs[0]]
             room = 16 * BEYOND * magnitude(bounds) + 4 / most  # the smallest normal number, below which all may be 0
+            room = room + _lost_in_sum(graph.by_name[node.inputs[0]], own, bounds)
             is_defined = _each(defined(certified.interval)) & certified.holds
             is_defined |= _each(defined(Interval(bounds.lower - room, bounds.upper + room)))
             is_defined |= _each(defined(bounds)) & ~certified.holds
             holds = torch.cat([holds, is_defined[None]])
         found[node.name] = ~holds.all(dim=0)
     return {name: flags for name, flags in found.items() if bool(flags.any())}
+
+
+def _lost_in_sum(node: Node, own: Mapping[str, OwnInterval], like: Interval) -> Tensor:
+    """Return the rounding of a sum and of its number: a share of its terms, which may be larger than what is left."""
+    lost = torch.zeros_like(like.lower)
+    if isinstance(OPERATORS.get(node.operator), Addition):
+        for name in node.inputs:
+            size = magnitude(own[name].interval)
+            lost = lost + 4 * FLOAT32.eps * (size if size.shape == lost.shape else _over(size.flatten(1).amax(1), lost))
+    return lost
 
 
 def may_be_undefined(graph: Graph) -> bool:

@@ -43,7 +43,11 @@ class RowFailures:
         return None
 
     def add(self, instances: Sequence[int], error: Exception) -> None:
-        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed step
+        causes, cause = list[BaseException](), error
+        while cause is not None and cause not in causes:
+            traceback.clear_frames(cause.__traceback__)  # they hold the tensors of the failed step
+            causes.append(cause)
+            cause = cause.__cause__ or cause.__context__
         for instance in instances:
             self.errors[instance] = error
             self.report.log(f"instance {instance}: failed, {_describe_error(error)}")

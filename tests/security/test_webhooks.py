@@ -274,8 +274,9 @@ def test_a_note_that_cannot_be_read_keeps_back_no_other(
     admin: httpx2.Client, receiver: Receiver, redis: redis_py.Redis
 ) -> None:
     """A host may have written anything there, and one of a newer version what is not known here."""
-    odd = {"job": "job_0", "state": "failed", "metric": {"value": "odd"}, "url": receiver.url, "time": 1}
-    redis.xadd(WEBHOOK_CHANGES(), {"d": json.dumps(odd)})
+    read = {"job": "job_0", "state": "failed", "url": receiver.url, "time": 1}
+    for odd in (read | {"metric": {"value": "odd"}}, read | {"format": "newer"}, {"job": "job_0"}, 3):
+        redis.xadd(WEBHOOK_CHANGES(), {"d": json.dumps(odd)})
     create(admin, receiver.url)
     job = run_and_cancel(admin)
     _, body = eventually(lambda: receiver.taken and receiver.taken[0])

@@ -186,16 +186,23 @@ def test_a_causal_mask_is_no_overflow() -> None:
 
 
 class LogarithmOfRest(nn.Module):
-    """Of 0 where the input is 0.3 as float32 rounds it: torch rounds the number beside it, too."""
+    """Of 0 where the input is the number as float32 rounds it: torch rounds the number beside it, too."""
+
+    def __init__(self, number: float | Tensor) -> None:
+        super().__init__()
+        self.number = number
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x - 0.3).log()
+        return (x - self.number).log()
 
 
-def test_numbers_of_a_program_are_rounded_to_its_type() -> None:
-    least = torch.full((1, 1), 0.3)
-    assert LogarithmOfRest()(least).item() == -torch.inf
-    network, box = prepare(LogarithmOfRest(), (1,)), Interval(least.double(), least.double() + 1)
+@pytest.mark.parametrize("width", [1, 1e-6])
+@pytest.mark.parametrize("number", [0.3, torch.tensor(0.3, dtype=torch.float64), 2**24 + 3])
+def test_numbers_of_a_program_are_rounded_to_its_type(number: float | Tensor, width: float) -> None:
+    least = torch.tensor([[float(number)]])
+    module = LogarithmOfRest(number)
+    assert module(least).item() == -torch.inf
+    network, box = prepare(module, (1,)), Interval(least.double(), least.double() + width)
     assert undefined_nodes(network.graph, box, METHODS["ibp"](network, box, BoundOptions()).inputs)
 
 

@@ -170,7 +170,7 @@ class _HostOfAllocation:
         sign_off(self._store, self._report.name)
         self._store.close()
         remove_tree(self._folder)
-        # No worker does so on this host.
+        # No worker on this host does this.
         remove_leftovers()
         trim(compiled_caches(), self._settings.max_cache_bytes, of_owners=True)
 

@@ -75,7 +75,7 @@ def _scratch_folder() -> Path:
 
 def remove_leftovers() -> list[Path]:
     """Delete the scratch folders that ended processes of this user left; return what was deleted. A process of another
-    container, whose number means nothing here, holds the lock of its folder.
+    container, whose number means nothing here, holds the lock of its folder; without locks nothing is deleted.
     """
     gone = []
     for folder in {folder for where in (tempfile.gettempdir(), _SHORT) for folder in Path(where).glob(f"{_SCRATCH}*")}:

@@ -142,9 +142,9 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Te
 
 def upsample_nearest(x: Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None) -> Tensor:
     for index, (count, ratio) in enumerate(_scales(x, output_size, scale_factors)):
-        # In float32, as torch counts: its rounding decides between two entries.
-        at = torch.arange(count, dtype=torch.float32, device=x.device) * ratio
-        x = x.index_select(index + 2, at.floor().clamp(max=x.shape[index + 2] - 1).to(torch.int64))
+        # As torch's kernels count: their rounding to float32 decides between two entries.
+        at = torch.arange(count, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32, device=x.device)
+        x = x.index_select(index + 2, (at * ratio).float().floor().clamp(max=x.shape[index + 2] - 1).to(torch.int64))
     return x
 
 

@@ -12,7 +12,7 @@ from service.formats.onnx.checks import attributes_of
 from service.formats.onnx.dependence import graphs_in
 from service.formats.onnx.kinds import OnnxError
 
-MOST_ENTRIES = 2**26
+MOST_ENTRIES = 2**24
 """The most entries of all sparse tensors together: a few bytes may tell of any number."""
 
 
@@ -35,16 +35,19 @@ class _DenseWriter:
 
     def dense(self, sparse: onnx.SparseTensorProto, name: str) -> TensorProto:
         """Return the tensor, whose places are numbers in C order, or one for each dimension."""
-        shape, values, places = tuple(sparse.dims), *map(numpy_helper.to_array, (sparse.values, sparse.indices))
+        shape = tuple(sparse.dims)
         self._entries += prod(shape)
         if min(shape, default=0) < 0 or self._entries > MOST_ENTRIES:
             raise OnnxError(
                 f"sparse tensor {name!r} has shape {list(shape[:8])}; at most {MOST_ENTRIES} entries in all"
             )
-        found = np.zeros(prod(shape), values.dtype)
+        if sparse.values.data_type == TensorProto.STRING:
+            raise OnnxError(f"sparse tensor {name!r} holds text; expected numbers")
         try:
+            values, places = map(numpy_helper.to_array, (sparse.values, sparse.indices))
+            found = np.zeros(prod(shape), values.dtype)
             flat = places if places.ndim == 1 else np.ravel_multi_index(tuple(places.T), shape)
             found[np.ravel_multi_index((flat,), (len(found),))] = values.reshape(len(flat))
+            return numpy_helper.from_array(found.reshape(shape), name)
         except (TypeError, ValueError) as error:
             raise OnnxError(f"sparse tensor {name!r} of shape {list(shape[:8])}: {error}") from error
-        return numpy_helper.from_array(found.reshape(shape), name)

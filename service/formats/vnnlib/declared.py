@@ -10,7 +10,9 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import ClassVar, Literal
 
 from service.formats.vnnlib.formulas import RELATIONS
@@ -186,7 +188,7 @@ def shown_shape(shape: Sequence[int]) -> str:
 
 def are_in_one_order(first: Sequence[int], second: Sequence[int]) -> bool:
     """Return whether tensors of these shapes, of as many entries, have them in the same places: but for axes of length
-    1 the shapes are the same, or one of them is flat.
+    1 the shapes are the same, or one of them has neighbouring axes of the other as one.
     """
-    longer = [[length for length in shape if length != 1] for shape in (first, second)]
-    return longer[0] == longer[1] or min(map(len, longer)) < 2
+    strides = [set(accumulate(reversed(shape), mul)) - {1} for shape in (first, second)]
+    return strides[0] <= strides[1] or strides[1] <= strides[0]

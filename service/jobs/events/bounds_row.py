@@ -30,8 +30,8 @@ class BoundsRow:
     attack, or a search by splitting inputs or activations. ``reason`` says why there is none. ``note`` is a remark on
     the bounds, such as that the model is in half precision. ``counterexample_outputs`` are the model's outputs at the
     counterexample, in float64; ``onnxruntime_outputs`` are onnxruntime's outputs there, for a model from ONNX.
-    ``sample`` is the labelled sample around which a counterexample was found, ``sample_outputs`` the model's outputs
-    for it.
+    ``sample`` is the labelled sample around which a counterexample was found, if it has no more than 80,000 features,
+    and ``sample_outputs`` the model's outputs for it.
     """
 
     instance: int

@@ -36,7 +36,7 @@ def trim(cache: Path, limit: int, *, of_owners: bool = False) -> list[Path]:
     try:
         with Folder.open(cache) as folder:
             return _trim(folder, limit, of_owners=of_owners)
-    except (FileNotFoundError, UnsafePathError):  # anybody may take the name of a folder in /tmp
+    except (FileNotFoundError, PermissionError, UnsafePathError):  # anybody may take the name of a folder in /tmp
         return []
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,19 +128,11 @@ class Webhooks:
         for change_id, fields in changes:
             pieces: list[str] = []
             try:
-                noted = orjson.loads(fields["d"])
-                event, url = _event(noted), noted.get("url")
-            except ValueError as error:  # what a host noted, or a newer version; it must not keep back those behind it
-                log.warning("a noted change cannot be read, and nobody is told of it: %s", error)
-                stubs.make_deliveries(self.client, change_id, round(_KEEP_S * 1000), _MOST_DELIVERIES)
-                continue
-            senders = [webhook.id for webhook in hooks if webhook.wants(event.data)]
-            for sender in (*senders, *([event.data.job] if url else [])):
-                delivery_id = f"msg_{sender.partition('_')[2]}_{change_id}"
-                asked = url if sender == event.data.job else None
-                form = noted.get("format", "standard") if asked else "standard"
-                delivery = WebhookDelivery(id=delivery_id, event=event, url=asked, format=form)
-                pieces += (sender, delivery_id, delivery.model_dump_json())
+                for sender, delivery in _deliveries(change_id, orjson.loads(fields["d"]), hooks):
+                    pieces += (sender, delivery.id, delivery.model_dump_json())
+            except Exception as error:  # a host, or a newer version, may have noted anything; others wait behind it
+                log.warning("a noted change cannot be read, and nobody is told of it: %r", error)
+                pieces = []
             stubs.make_deliveries(self.client, change_id, round(_KEEP_S * 1000), _MOST_DELIVERIES, *pieces)
         return len(changes)
 
@@ -197,6 +189,21 @@ def _webhook(entry: dict[str, Any], failing: dict[str, str] | None = None) -> We
         failing_since=None if since is None else decode.moment(since),
         disabled_at=None if disabled is None else decode.moment(disabled * 1000),
     )
+
+
+def _deliveries(
+    change_id: str, noted: dict[str, Any], hooks: Sequence[Webhook]
+) -> Iterator[tuple[str, WebhookDelivery]]:
+    """Yield the senders that tell of a noted change, each with its delivery."""
+    event, url = _event(noted), noted.get("url")
+    senders = [webhook.id for webhook in hooks if webhook.wants(event.data)]
+    for sender in (*senders, *([event.data.job] if url else [])):
+        asked = url if sender == event.data.job else None
+        form = noted.get("format", "standard") if asked else "standard"
+        yield (
+            sender,
+            WebhookDelivery(id=f"msg_{sender.partition('_')[2]}_{change_id}", event=event, url=asked, format=form),
+        )
 
 
 def _event(noted: dict[str, Any]) -> WebhookEvent:

@@ -128,6 +128,7 @@ def check_uses(now: Snapshot) -> None:
     parts = [orjson.loads(text) for host in now.pairs(HOSTS()) for text in now.pairs(HOST_PARTS(host)).values()]
     held: Counter[str] = Counter()
     for part in parts:
+        assert "project" in part or part.get("orphan")
         if "project" in part:
             held[part["project"]] += len(part["devices"])
     charged = {project: int(use.split()[1]) for project, use in now.pairs(USES()).items()}

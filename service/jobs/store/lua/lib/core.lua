@@ -6,13 +6,13 @@ end
 
 local LONGEST_STEP_MS, MARK_EVERY_MS = 1000, 250
 
--- The time of day, for people to read. It may jump.
+-- The time of day, for people to read, and for the ends of keys and sessions. It may jump.
 local function wall_ms()
   local time = redis.call("TIME")
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The store's own clock, the only one that is ever compared. It starts as the time of day and goes on at its pace, but
+-- The store's own clock, by which leases and waits are compared. It starts as the time of day and goes on at its pace, but
 -- never back, and from one call to the next by a second at most: agents call many times a second, so a longer gap means
 -- that the broker was away, hung or restarted, or that the time of day was set. Nobody could renew a lease then, so no
 -- lease runs out then.

@@ -23,7 +23,7 @@ local function why_not_again(id, going)
   elseif dependents_are_told(id) or (sweep and dependents_are_told(sweep)) then
     return "jobs that needed job " .. id .. " are still being ended; try again in a moment"
   elseif sweep and field(sweep, "state") == "cancelling" then
-    return "job " .. id .. " is one of " .. sweep .. ", which is being cancelled; try again when that is over"
+    return "job " .. id .. " belongs to " .. sweep .. ", which is being cancelled; try again once it is cancelled"
   elseif why_final(id) then
     return why_final(id)
   end
