@@ -43,10 +43,9 @@ class RowFailures:
         return None
 
     def add(self, instances: Sequence[int], error: Exception) -> None:
-        causes, cause = list[BaseException](), error
-        while cause is not None and cause not in causes:
+        cause: BaseException | None = error
+        while cause is not None:
             traceback.clear_frames(cause.__traceback__)  # they hold the tensors of the failed step
-            causes.append(cause)
             cause = cause.__cause__ or cause.__context__
         for instance in instances:
             self.errors[instance] = error
