@@ -34,13 +34,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from tensors_in(child)
 
 
-def named_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all that is no container, with a dotted name that begins with ``name`` and leads to it."""
-    held = children(value)
-    if held is None:
+def named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor with a dotted name that begins with ``name`` and leads to it."""
+    if isinstance(value, Tensor):
         yield name, value
-    for key, child in held or ():
-        yield from named_leaves(f"{name}.{key}", child)
+        return
+    for key, child in children(value) or ():
+        yield from named_tensors(f"{name}.{key}", child)
 
 
 def in_batches(values: Iterable[tuple[K, Tensor]], most: int) -> Iterator[list[tuple[K, Tensor]]]:

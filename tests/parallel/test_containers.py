@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.parallel.containers import map_tensors, named_leaves, tensors_in
+from service.parallel.containers import map_tensors, named_tensors, tensors_in
 
 ONE, TWO = torch.ones(1), torch.full((1,), 2.0)
 Pair = namedtuple("Pair", ("first", "second"))
@@ -44,7 +44,7 @@ CASES: list[tuple[Any, list[str]]] = [
 
 @pytest.mark.parametrize(("value", "names"), CASES)
 def test_tensors_are_found_in_order(value: Any, names: list[str]) -> None:
-    named = [(name, each) for name, each in named_leaves("x", value) if isinstance(each, Tensor)]
+    named = list(named_tensors("x", value))
     positional = [name.replace("first", "0").replace("second", "1") for name in names]
     assert [name for name, _ in named] == (positional if isinstance(value, Pair) else names)
     assert [id(tensor) for tensor in tensors_in(value)] == [id(tensor) for _, tensor in named]

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from service.models.program import Parts, Step
 from service.parallel.boundary import Shapes, StepBoundary
-from service.parallel.containers import named_leaves, tensors_in
+from service.parallel.containers import named_tensors, tensors_in
 from service.parallel.fsdp import PartlyUsed, is_static, synchronize_gradients
 
 LEARNING_RATE = 1e-2
@@ -164,22 +163,8 @@ def _first_tensor(outputs: Any) -> Tensor:
 
 
 def detach(name: str, outputs: Any) -> dict[str, Tensor]:
-    """Return what is in nested ``outputs`` under dotted names, as tensors, cut off from their graphs: numbers and text
-    may differ, too. ``None`` is left out, and objects that are none of these.
-    """
-    return {key: found for key, value in named_leaves(name, outputs) if (found := _as_tensor(value)) is not None}
-
-
-def _as_tensor(value: Any) -> Tensor | None:
-    """Return a tensor to compare; a whole number or text, which is right or wrong, as its characters."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, bool | int | str | bytes):
-        return torch.tensor(list(repr(value).encode()), dtype=torch.uint8)
-    if isinstance(value, float | complex):
-        return torch.tensor(value, dtype=torch.complex128 if isinstance(value, complex) else torch.float64)
-    is_numeric = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc"
-    return torch.tensor(value) if is_numeric else None
+    """Return the tensors in nested ``outputs`` under dotted names, cut off from their graphs."""
+    return {key: value.detach() for key, value in named_tensors(name, outputs)}
 
 
 def _inputs(original: SampleBatch, left: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
