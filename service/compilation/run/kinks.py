@@ -21,7 +21,7 @@ from service.compilation.run.oracles import noise_of
 from service.compilation.run.parity import Comparison
 from service.compilation.run.parity_settings import SETTINGS
 from service.compilation.run.recorded_run import RecordedRun, record_uncompiled
-from service.compilation.run.sampling import Key
+from service.compilation.run.sampling import Key, is_left_behind
 from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Phase
 
@@ -37,7 +37,7 @@ def doubtful(comparisons: Sequence[Comparison], iterations: int) -> tuple[Compar
     and all that follows from them; none if anything else is off, or has the value of an earlier iteration.
     """
     wrong = [each for each in comparisons if not each.passed]
-    judged = [each for each in wrong if each.iteration < iterations]
+    judged = [each for each in wrong if each.iteration < iterations and not is_left_behind(each.kind)]
     times = Counter((each.kind, each.name) for each in judged)
     if any(each.stale_by for each in wrong) or any(not each.kind.startswith(_GRADIENT) for each in judged):
         return ()
@@ -104,6 +104,6 @@ def own_limit(rung: Rung, baseline: Baseline, comparisons: Sequence[Comparison])
     """
     wrong = [each for each in comparisons if not each.passed]
     redraws = rung.backend == RUNGS["eager"].backend and baseline.eager.random and baseline.recomputes
-    first = baseline.iterations
-    forward = any(each.iteration < first and not each.kind.startswith("gradient") for each in wrong)
+    judged = [each.kind for each in wrong if each.iteration < baseline.iterations]
+    forward = any(not (kind.startswith(_GRADIENT) or is_left_behind(kind)) for kind in judged)
     return _REDRAWN if wrong and redraws and not forward else ""

@@ -26,6 +26,14 @@ _ROWS_ON_GPU = 2**12
 """As many on a GPU, where small pieces take long to start, and memory is used by the GiB."""
 WHOLE = " (whole)"
 """Follows the kind of a tensor whose signed sums are compared."""
+_LEFT = frozenset({"buffer", "frozen parameter", "input", "parameter"})
+
+
+def is_left_behind(kind: str) -> bool:
+    """Return whether a step leaves tensors of this ``kind`` behind: these follow from its gradients and outputs, which
+    are wrong too if it drew otherwise.
+    """
+    return kind.removesuffix(WHOLE) in _LEFT
 
 
 def copies_to_compare(members: Iterable[tuple[str, str, Tensor]]) -> dict[Key, Tensor]:

@@ -34,9 +34,27 @@ def test_modules_of_torch_itself_are_compiled(
     assert [result.observation.evidence.graphs for result in results if result.observation] == [graphs] * 4
 
 
-def test_a_rung_that_alone_draws_other_numbers_does_not_apply_and_the_ladder_goes_on(ascend: Ascend) -> None:
+class Following(sound.SoundProgram):
+    """Lets its frozen body follow a layer of what it trains."""
+
+    def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+        followed = next(each for each in parts.modules["net"].modules() if isinstance(each, nn.Linear))
+        for step in super().train(parts, boundary):
+            with torch.no_grad():
+                parts.modules["body"].weight.lerp_(followed.weight, 0.1)
+            yield step
+
+
+def following() -> dict[str, nn.Module]:
+    return {"body": nn.Linear(sound.FEATURES, sound.FEATURES), **sound.checkpointed()}
+
+
+@pytest.mark.parametrize("program", [sound.SoundProgram(sound.checkpointed), Following(following, period=2)])
+def test_a_rung_that_alone_draws_other_numbers_does_not_apply_and_the_ladder_goes_on(
+    ascend: Ascend, program: sound.SoundProgram
+) -> None:
     """Dynamo's backend ``eager`` draws others since torch 2.13, and the same in torch 2.11."""
-    first, second = ascend(sound.SoundProgram(sound.checkpointed), BELOW_CODE)
+    first, second = ascend(program, BELOW_CODE)
     if Version(torch.__version__).release >= (2, 13):
         assert first.verdict == "not_applicable"
         assert first.findings[0].message.startswith("Dynamo's backend eager computes a checkpointed block again with")

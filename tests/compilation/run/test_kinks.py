@@ -84,6 +84,12 @@ def test_zeros_of_eager_excuse_nothing_where_iterations_go_on(monkeypatch: pytes
         assert not kinks.are_kinks([Comparison(*key, 2, inf, 5.0)], own, baseline, most)
 
 
+def test_what_a_wrong_gradient_leaves_behind_is_doubtful_with_it() -> None:
+    found = [Comparison("gradient", "weight", 4, 9.0, 1.0), Comparison("buffer (whole)", "mean", 5, 9.0, 1.0)]
+    assert kinks.doubtful(found, 6) == tuple(found)
+    assert not kinks.doubtful([*found, Comparison("output", "y", 5, 9.0, 1.0)], 6)
+
+
 def test_a_gradient_that_jumps_where_rounding_decides_passes_with_a_note(ascend: Ascend) -> None:
     (result,) = ascend(sound.SoundProgram(lambda: {"net": Bent()}), [rung(rounds_up, "fw_compiler")])
     assert (result.verdict, result.findings) == ("pass", ())
