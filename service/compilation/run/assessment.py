@@ -23,14 +23,12 @@ from service.compilation.run.kinks import are_kinks, doubtful, drew_otherwise, j
 from service.compilation.run.notes import names_of
 from service.compilation.run.observation import RungCase
 from service.compilation.run.parity import Comparison
-from service.compilation.run.recorded_run import RecordedRun, Snapshot
+from service.compilation.run.recorded_run import TRAJECTORY, RecordedRun, Snapshot
 from service.compilation.run.run_plan import RunPlan
-from service.compilation.run.sampling import WHOLE
+from service.compilation.run.sampling import is_left_behind
 
 _REDRAWN = "other random numbers, of the same distribution"
 _KINK = "the other side of a kink"
-_LEFT = frozenset({"buffer", "frozen parameter", "input", "parameter"})
-"""What a step leaves behind: it follows from gradients and outputs, which are wrong too if it drew otherwise."""
 
 
 @dataclass
@@ -81,8 +79,9 @@ class Assessment:
         """
         wrong = [each for each in self.comparisons if not each.passed]
         otherwise = self.case.rung.decomposes or (not self.own_limit and drew_otherwise(run, self.baseline))
-        kinds = {each.kind.removesuffix(WHOLE) for each in wrong}
-        never = any(each.stale_by or each.is_unlike for each in wrong) or kinds <= _LEFT
+        steps = [each.kind for each in wrong if each.iteration <= self.baseline.iterations and each.kind != TRAJECTORY]
+        only_left = bool(steps) and all(map(is_left_behind, steps))
+        never = only_left or any(each.stale_by or each.is_unlike for each in wrong)
         may = otherwise and self.baseline.eager.random and not never
         if self.plan.agree(float(may and bool(wrong))):
             self.redrawn = not self._differing_draws(built) and may and bool(wrong)

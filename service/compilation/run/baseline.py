@@ -35,7 +35,7 @@ from service.compilation.run.recorded_run import (
     record_uncompiled,
     states_to_keep,
 )
-from service.compilation.run.sampling import Key
+from service.compilation.run.sampling import Key, is_left_behind
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Phase
 
@@ -339,9 +339,10 @@ class UncompiledRuns:
 
 def _moved_by_tf32(baseline: Baseline) -> float:
     """Return how far TF32 moves eager's results at most, as a fraction of a tensor's size: infinitely far for whole
-    numbers, which it must not move.
+    numbers, which it must not move. What steps leave behind follows from the results that are asked here.
     """
-    judged = list(all_of(baseline.oracles[: baseline.iterations]))
+    of_steps = baseline.oracles[: baseline.iterations]
+    judged = [each for found in of_steps for key, each in found.items() if not is_left_behind(key[0])]
     if any(each.allowed.rms and not each.eager.is_floating_point() for each in judged):
         return math.inf
     return max((each.fraction(each.allowed) for each in judged), default=0.0)

@@ -24,7 +24,7 @@ _MEMBERS = 10**6
 """More than any program has parameters."""
 _FREE = " (running on)"
 """Follows the kind of a tensor of a free iteration, which continues the one before it."""
-_TRAJECTORY = "trajectory"
+TRAJECTORY = "trajectory"
 """The kind of a tensor made of the losses of all free iterations."""
 _SHARES = {"cuda": 0.2, "cpu": 0.25}
 """The share of a device's free memory that kept states may take. Six processes may share a GPU."""
@@ -192,7 +192,7 @@ def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
     series = {
         name: [tensors["loss", name].flatten() for tensors in free if ("loss", name) in tensors] for name in names
     }
-    return {(_TRAJECTORY, name): torch.cat(values) for name, values in series.items()}
+    return {(TRAJECTORY, name): torch.cat(values) for name, values in series.items()}
 
 
 def states_to_keep(

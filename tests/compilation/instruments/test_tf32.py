@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -28,6 +30,7 @@ from service.compilation.program.model import ModelProgram, SampleBatch
 from service.compilation.run import baseline
 from service.compilation.run.baseline import AwaitedBaseline, UncompiledRuns
 from service.compilation.run.observation import RungCase
+from service.compilation.run.oracles import Noise, Oracle
 from service.compilation.rungs import LADDER, Rung
 from service.parallel.boundary import StepBoundary
 
@@ -160,6 +163,13 @@ def test_a_rung_waits_for_the_baseline_of_a_program_that_may_be_computed_in_tf32
     monkeypatch.setattr(baseline, "factors_that_may_lose_bits", lambda _: tf32._CONVOLUTIONS)
     runs = UncompiledRuns(program(module), "train", 4, bool, lambda name: None)
     assert runs.visit().loses_bits == waits
+
+
+def test_what_steps_leave_behind_is_not_asked_whether_tf32_hides_errors() -> None:
+    count = Oracle(torch.tensor(3), None, 3.0, allowed=Noise(1.0, 1.0))
+    for kind, moved in (("buffer", 0.0), ("output", math.inf)):
+        judged: Any = SimpleNamespace(iterations=1, oracles=[{(kind, "positive"): count}])
+        assert baseline._moved_by_tf32(judged) == moved
 
 
 def test_nothing_is_run_again_where_no_factor_loses_bits() -> None:

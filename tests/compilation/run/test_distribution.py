@@ -210,6 +210,7 @@ def test_results_whose_size_the_seed_changes_are_compared_by_size_and_moments() 
 
 
 WRONG = Comparison("output", "y", 0, 9.0, 1.0)
+RUNNING_ON = [Comparison("trajectory", "loss", 2, 9.0, 1.0), Comparison("loss (running on)", "loss", 3, 9.0, 1.0)]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,11 @@ WRONG = Comparison("output", "y", 0, 9.0, 1.0)
         ([WRONG], True),
         ([WRONG, Comparison("buffer", "mean", 1, 9.0, 1.0)], True),
         ([Comparison("buffer", "mean", 1, 9.0, 1.0)], False),  # all that it comes from is right
-        ([Comparison("buffer (whole)", "mean", 1, 9.0, 1.0), Comparison("input", "x", 1, 9.0, 1.0)], False),
+        (
+            [Comparison("buffer (whole)", "mean", 1, 9.0, 1.0), Comparison("input", "x", 1, 9.0, 1.0), *RUNNING_ON],
+            False,
+        ),
+        (RUNNING_ON, True),
         ([WRONG, Comparison("output", "z", 0, inf, inf, note="shape (3,) instead of (5,)", is_unlike=True)], False),
     ],
 )
@@ -228,7 +233,7 @@ def test_only_what_draws_may_change_is_excused(
     monkeypatch.setattr(Assessment, "_differing_draws", lambda *_: "")
     case, eager = SimpleNamespace(rung=SimpleNamespace(decomposes=True)), SimpleNamespace(random=True)
     nothing: Any = None
-    given: Any = nothing, case, SimpleNamespace(eager=eager), SimpleNamespace(agree=float)
+    given: Any = nothing, case, SimpleNamespace(eager=eager, iterations=2), SimpleNamespace(agree=float)
     assessment = Assessment(*given, comparisons=wrong)
     assessment._excuse_draws(nothing, nothing)
     assert assessment.redrawn is excused
