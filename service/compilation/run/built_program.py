@@ -29,7 +29,9 @@ class StepRecord:
     """The results of one step, as copies on the host of this rank's tensors or parts of them (``sampling``)."""
 
     tensors: dict[Key, Tensor]
-    """By ``(kind, name)``; the kinds are ``loss``, ``output``, ``input`` and ``gradient``."""
+    """By ``(kind, name)``; the kinds are ``loss``, ``output``, ``input`` and ``gradient``, and ``buffer`` and ``frozen
+    parameter`` after the last step of an input shape; `` (whole)`` follows the kind of signed sums.
+    """
     missing: frozenset[str]
     """Trainable parameters that got no gradient."""
     overwritten: frozenset[str]
@@ -54,7 +56,7 @@ class BuiltProgram:
     trainable: Mapping[str, Tensor]
     """The parameters of its optimizers, by name."""
     frozen: Mapping[str, Tensor]
-    """The other parameters of its modules."""
+    """The other parameters of its modules, but for tensor subclasses."""
     units: Mapping[str, nn.Module]
     """The compiled modules, by name; none in an uncompiled program."""
     copied: frozenset[str]
@@ -162,8 +164,15 @@ def _parameters(parts: Parts) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     trainable = {name: value for name, value in named.items() if id(value) in own}
     known = {id(value) for value in trainable.values()}
     loose = (value for value in own.values() if id(value) not in known)
-    trainable |= {f"parameter {number} of optimizers alone": value for number, value in enumerate(loose)}
-    return trainable, {name: value for name, value in named.items() if id(value) not in own}
+    trainable |= {f"optimizer parameter {number}": value for number, value in enumerate(loose)}
+    return trainable, {name: value for name, value in named.items() if id(value) not in own and not _is_packed(value)}
+
+
+def _is_packed(value: Tensor) -> bool:
+    """Return whether this rank's part of ``value`` is a tensor subclass over others, such as quantised weights, which
+    may have no arithmetic to compare it with.
+    """
+    return hasattr(local_part(value), "__tensor_flatten__")
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

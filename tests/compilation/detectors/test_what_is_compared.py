@@ -114,4 +114,4 @@ def test_gradients_of_parameters_in_no_module_are_compared(ascend: Ascend) -> No
     assert verdicts(ascend(program)) == ["pass", "pass"]
     wrong = aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altering(_doubled_if_of_the_input))
     (result,) = ascend(program, [planted(wrong)])
-    assert "gradient parameter 0 of optimizers alone, iteration 0: off by" in messages(result)
+    assert "gradient optimizer parameter 0, iteration 0: off by" in messages(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from service.compilation.program import Parts, Step
 from service.compilation.run.built_program import build, record_step
+from service.compilation.run.recorded_run import record_run
 from service.parallel.boundary import StepBoundary
 
 
@@ -58,6 +60,39 @@ def test_buffers_are_no_results_of_a_step() -> None:
     """Of some the seed changes nothing: the rounding of half precision would stand out among their distributions."""
     program = sound.SoundProgram(lambda: {"net": nn.Sequential(sound.bare()["net"], nn.BatchNorm1d(sound.CLASSES))})
     assert {kind for kind, _ in record_step(build(program, "train"), 1).tensors} == {"loss", "output", "gradient"}
+
+
+class Packed(Tensor):
+    """Holds its numbers in another tensor, and can only be copied, as weights of a quantised backbone."""
+
+    def __new__(cls, held: Tensor) -> Packed:
+        return Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)  # type: ignore[attr-defined,no-any-return]
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["held"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.__name__.split(".")[0] not in ("detach", "_to_copy", "copy_"):
+            raise NotImplementedError(function)
+        found = function(*(getattr(each, "held", each) for each in args), **(kwargs or {}))
+        return args[0] if function.__name__.startswith("copy_") else cls(found)
+
+
+def test_frozen_weights_without_arithmetic_are_left_out() -> None:
+    packed = nn.Parameter(Packed(torch.ones(2)), requires_grad=False)
+
+    def modules() -> dict[str, nn.Module]:
+        body = nn.Linear(sound.FEATURES, sound.FEATURES)
+        body.register_parameter("packed", packed)
+        return {"body": body, **sound.bare()}
+
+    run = record_run(build(sound.SoundProgram(modules), "train"), 2)
+    frozen = {name for kind, name in run.tensors[2] if kind == "frozen parameter"}
+    assert frozen == {"body.weight", "body.bias"}
 
 
 class Halved(sound.SoundProgram):
