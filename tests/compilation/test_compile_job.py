@@ -225,7 +225,7 @@ def test_what_cannot_be_checked_is_refused_before_anything_is_written(
 
 
 def test_batches_take_the_shapes_in_turn_and_each_rank_its_own_samples() -> None:
-    wanted = spec(model=MLP, data={"source": "digits"}, shapes=[3, 5], steps=4)
+    wanted = spec(model=MLP, data={"source": "digits"}, shapes=[3, 5], steps=3)
     config, device = MlpConfig(**MLP), torch.device("cpu")
     first, second = batches(wanted, config, device), batches(wanted, config, device, part=1)
     assert [len(batch.targets) for batch in first] == [3, 5, 3, 5]

@@ -134,13 +134,14 @@ def _model_target(spec: CompileSpec, context: RunContext, device: torch.device, 
 def batches(
     spec: CompileSpec, config: ModelConfig, device: torch.device, part: int = 0, layout: DataLayout | None = None
 ) -> tuple[SampleBatch, ...]:
-    """Return one batch for each step: ``spec.forwards`` forwards with the sizes of ``spec.shapes`` in turn.
+    """Return ``spec.steps`` batches or a few more, each of ``spec.forwards`` forwards with the sizes of ``spec.shapes``
+    in turn: whole turns, so that any ``len(spec.shapes)`` steps in a row have all of them.
 
     ``part`` is the data-parallel rank: each sees samples of its own. ``layout`` has uploaded files. Raises
     ``ValueError`` when the data set does not fit the model.
     """
-    count = max(spec.steps, len(spec.shapes))
-    sizes = [spec.shapes[index % len(spec.shapes)] * spec.forwards for index in range(count)]
+    turns = -(-spec.steps // len(spec.shapes))
+    sizes = [size * spec.forwards for size in turns * spec.shapes]
     samples = _samples(spec, config, sum(sizes), part, layout)
     pieces = zip(torch.split(samples.inputs, sizes), torch.split(samples.targets, sizes), strict=True)
     return tuple(SampleBatch((inputs.to(device),), targets.to(device)) for inputs, targets in pieces)
