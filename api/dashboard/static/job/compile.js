@@ -163,6 +163,6 @@ function proofs(all) {
 /** How the program called its modules, at the furthest rung of each phase. @param {Rung[]} rungs @returns {Child[]} */
 function calls(rungs) {
   const rows = PHASES.flatMap((phase) => invocations(furthest(rungs, phase)).map((one) =>
-    [phase, one.module, `${one.phase}${one.grad ? ", gradients" : ""}`, one.thread, one.shape, number(one.per_step ?? one.calls, 3)]));
+    [phase, one.module, `${one.phase}${one.grad ? ", gradients" : ""}`, one.thread, one.dtype ? `${one.shape} ${one.dtype}` : one.shape, number(one.per_step ?? one.calls, 3)]));
   return table("Calls of compiled modules", ["Phase", "Module", "Mode", "Thread", "Shapes", "Per step"], rows);
 }
