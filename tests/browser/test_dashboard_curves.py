@@ -28,6 +28,9 @@ def test_decimation_keeps_every_extreme(run: Any) -> None:
     kept = run("decimate", "decimate", x, y, 0, 3_999, 100)
     assert 50.0 in kept["y"], "a gap behind an extreme takes nothing from it"
     assert any(math.isnan(each) for each in kept["y"])
+    y[1_760], y[3_120] = math.inf, -math.inf  # the first of their columns
+    kept = run("decimate", "decimate", x, y, 0, 3_999, 100)
+    assert {50.0, -50.0} <= {*kept["y"]}
 
 
 def test_decimation_looks_only_at_the_view(run: Any) -> None:

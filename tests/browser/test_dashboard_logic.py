@@ -145,7 +145,7 @@ def test_a_spec_reads_back_as_the_same_yaml(bench: Page) -> None:
     spec = {
         "kind": "train",
         "name": 'a: "b" # c\n- d',
-        "labels": {"x/y": "yes", "empty": "", "number": ".5", "odd": ".NaN", "lines": "a\u2028b\x85c"},
+        "labels": {"x/y": "yes", "empty": "", "number": ".5", "odd": ".NaN", "lines": "a\u2028b\x85c\ufffe\uffff"},
         "model": {"hidden": [64, 64], "nothing": None, "list": [{"a": 1, "b": [True, {}]}, [], "on"]},
         "lr": 1e-3,
         "long": [f"item {index}" for index in range(20)],

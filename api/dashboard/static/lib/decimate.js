@@ -45,8 +45,8 @@ function extremes(y, start, end) {
       if (Number.isFinite(at(y, gap))) gap = index;
       continue;
     }
-    if (!(at(y, lowest) <= at(y, index))) lowest = index;
-    if (!(at(y, highest) >= at(y, index))) highest = index;
+    if (!Number.isFinite(at(y, lowest)) || at(y, index) < at(y, lowest)) lowest = index;
+    if (!Number.isFinite(at(y, highest)) || at(y, index) > at(y, highest)) highest = index;
   }
   return [...new Set([start, lowest, highest, gap, end])].sort((a, b) => a - b);
 }

@@ -223,12 +223,15 @@ export function read(field, text) {
   return scalar(plain);
 }
 
-/** A number, but for one whose last digits would become others. @param {string} text */
+/** A number, but for a large one of which digits would become others. @param {string} text */
 function scalar(text) {
   const value = Number(text);
-  const isExact = Number.isSafeInteger(value) || !/^[+-]?\d+$/.test(text);
+  const isExact = Math.abs(value) <= Number.MAX_SAFE_INTEGER || digits(text) === digits(String(value));
   return text !== "" && Number.isFinite(value) && isExact ? value : text;
 }
+
+/** The digits of a number without its sign, its power of ten and the zeros around them. @param {string} text */
+const digits = (text) => text.replace(/e.*/i, "").replace(/[^\d]/g, "").replace(/^0+|0+$/g, "");
 
 /** @param {string} text */
 function parsed(text) {

@@ -65,8 +65,8 @@ function scalar(value) {
 /** @param {string} text */
 const quoted = (text) => (PLAIN.test(text) && !SPECIAL.test(text) && text.trim() === text ? text : JSON.stringify(text).replace(BREAKS, escaped));
 
-/** What JSON has as it is, and YAML takes for a line's end or a mark. */
-const BREAKS = /[\u007f-\u009f\u2028\u2029\ufeff]/g;
+/** What JSON has as it is, and YAML takes for a line's end or a mark, or refuses. */
+const BREAKS = /[\u007f-\u009f\u2028\u2029\ufeff\ufffe\uffff]/g;
 /** @param {string} letter */
 const escaped = (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`;
 
