@@ -11,14 +11,13 @@ from dashboard_service import Complaints, Service
 from fleet import Fleet, event, train_spec, verify_spec
 from playwright.sync_api import Page, expect
 from redis import Redis
-from waiting import eventually
 
+from service.jobs.events import ProgressEvent
 from service.jobs.records import JobError
 
 pytestmark = pytest.mark.browser
 
 LOSS = ".chart[data-chart='Loss'] canvas"
-STREAMS = "trivet_event_streams"
 FINGERPRINT = 'document.querySelector("{}").toDataURL()'
 
 
@@ -299,35 +298,6 @@ def test_a_failure_is_shown_with_its_rank_and_traceback(page: Page, fleet: Fleet
     expect(failure.get_by_role("link")).to_have_attribute("href", f"/v1/jobs/{attempt.job_id}/artifacts/traceback.txt")
 
 
-def test_a_page_that_nobody_sees_holds_no_connection_and_lacks_nothing_when_it_is_seen(
-    page: Page, fleet: Fleet
-) -> None:
-    def seen(*, is_seen: bool) -> None:
-        page.evaluate(
-            """(hidden) => {
-          Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
-          document.dispatchEvent(new Event("visibilitychange"));
-        }""",
-            not is_seen,
-        )
-
-    def streams() -> str:
-        return next(line for line in page.request.get("/metrics").text().split("\n") if line.startswith(STREAMS))
-
-    attempt = fleet.run(train_spec())
-    attempt.metric(1, loss=1.0)
-    page.goto(f"/jobs/{attempt.job_id}")
-    expect(page.locator(LOSS)).to_have_attribute("data-points", "1")
-    eventually(lambda: streams() == f"{STREAMS} 1.0")
-    seen(is_seen=False)
-    eventually(lambda: streams() == f"{STREAMS} 0.0")
-    attempt.metric(2, loss=0.5)
-    seen(is_seen=True)
-    expect(page.locator(LOSS)).to_have_attribute("data-points", "2")
-    attempt.metric(3, loss=0.25)
-    expect(page.locator(LOSS)).to_have_attribute("data-points", "3")
-
-
 @pytest.mark.slow
 def test_the_page_comes_back_after_the_service_did(
     page: Page, fleet: Fleet, service: Service, complaints: Complaints
@@ -368,11 +338,13 @@ def test_what_the_stream_lost_is_fetched_again(
         record.parent.mkdir(parents=True)
         metrics = [event("metric", 0, step=step, values={"loss": 1 / step}) for step in range(1, 7)]
         record.write_text("".join(f"{json.dumps(metric)}\n" for metric in metrics))
-        attempt.emit(*metrics[1:])
+        progress: ProgressEvent = event("progress", 0, done=42, total=100, unit="steps")  # type: ignore[assignment]
+        attempt.emit(progress, *metrics[1:], progress=progress)
         redis.xtrim(f"trivet:job:{attempt.job_id}:events", maxlen=2, approximate=False)
     finally:
         service.start()
     expect(page.locator(LOSS)).to_have_attribute("data-points", "6")
+    expect(page).to_have_title(re.compile("^42"))
 
 
 @pytest.mark.slow

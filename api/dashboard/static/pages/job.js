@@ -23,6 +23,8 @@ import { Stream } from "../ui/stream.js";
 const RETRY_MS = 2000;
 /** How often a queued job is asked why it waits: that changes with the hosts, of which its events do not tell. */
 const QUEUED_POLL_MS = 5000;
+/** How often a page that nobody sees asks for the job: it has no stream, and its title is read all the same. */
+const UNSEEN_POLL_MS = 30_000;
 
 const place = byId("job");
 const id = place.dataset.job ?? "";
@@ -63,6 +65,7 @@ class JobPage {
     window.setInterval(() => {
       if (this.job.state === "queued" && !document.hidden) void this.refresh();
     }, QUEUED_POLL_MS);
+    window.setInterval(() => void this.refreshUnseen(), UNSEEN_POLL_MS);
   }
 
   /**
@@ -99,7 +102,7 @@ class JobPage {
         showConnection(state);
         if (state === "ended") void this.ended();
       },
-      gap: () => void this.reload(),
+      gap: () => void Promise.all([this.refresh(), this.reload()]),
     });
   }
 
@@ -124,6 +127,13 @@ class JobPage {
     const job = await call(jobPath(id)).catch(() => null);
     if (job && mine === this.fresh) this.set(job);
     if (job?.state === "queued") await this.askTurn();
+  }
+
+  /** A page that nobody sees has no frames to draw in: its title is written at once. */
+  async refreshUnseen() {
+    if (!document.hidden || isTerminal(this.job.state)) return;
+    await this.refresh();
+    this.header.show(this.job);
   }
 
   async askTurn() {

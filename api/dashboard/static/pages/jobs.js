@@ -380,8 +380,12 @@ all.addEventListener("change", () => {
 byId("following").addEventListener("click", () => following && turnPage(following));
 byId("previous").addEventListener("click", goBack);
 byId("bulk").append(bulk.element);
+// A list that is seen again is fetched, and its stream begins there: what was missed is not played over it.
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) void refresh();
+  stream?.close();
+  stream = null;
+  watched = "";
+  if (!document.hidden) void refresh().then(() => [...unfolded.keys()].forEach((id) => void unfold(id)));
 });
 showFilters();
 void maySubmit().then((may) => {
