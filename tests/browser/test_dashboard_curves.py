@@ -53,8 +53,44 @@ def test_ticks_are_round_and_at_least_two(run: Any) -> None:
     assert run("scales", "linearTicks", 0, 10, 5) == [0, 2, 4, 6, 8, 10]
     assert len(run("scales", "linearTicks", 0.36, 0.44, 3)) >= 2
     assert run("scales", "logTicks", 0.001, 10, 4) == [0.001, 0.01, 0.1, 1, 10]
-    told = [run("scales", "tickLabel", each) for each in (20_000, 20_010, 1_234_567, -9.92e-5, 2e9)]
-    assert told == ["20k", "20.01k", "1.234567M", "−9.92e−5", "2e9"]
+    told = [run("scales", "tickLabel", each) for each in (20_000, 20_010, 1_234_567, -9.92e-5, 2e9, 999_999_999.9)]
+    assert told == ["20k", "20.01k", "1.234567M", "−9.92e−5", "2e9", "1e9"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "second"),
+    [
+        (0.0, 1.0, "0.2"),
+        (0.69314718, 0.69314722, "0.69314719"),
+        (1.0, 1.000001, "1.0000002"),
+        (0.00012, 0.00013, "1.22e−4"),
+        (-12_345.672, -12_345.668, "−12345.671"),
+        (15_000.0, 17_500.0, "15.5k"),
+        (1e6, 1e6 + 50, "1000010"),
+        (1e6, 1e6 + 5000, "1.001M"),
+        (999_999_000.0, 1_000_001_000.0, "999999500"),
+        (9.8e8, 1.02e9, "990M"),
+        (1e9, 1e9 + 10, "1000000002"),
+        (1.7e12, 1.7e12 + 50, "1700000000010"),
+        (1.7e12, 1.75e12, "1.71e12"),
+        (1e14, 1e14 + 5, "100000000000001"),
+    ],
+)
+def test_neighbouring_ticks_have_labels_of_their_own_and_no_longer_ones(
+    run: Any, low: float, high: float, second: str
+) -> None:
+    ticks = run("scales", "linearTicks", low, high, 5)
+    told = [run("scales", "tickLabel", tick, run("scales", "stepAt", ticks, tick)) for tick in ticks]
+    assert told[1] == second
+    assert len({*told}) == len(ticks) >= 3
+    shares = [run("scales", "percentLabel", tick, run("scales", "stepAt", ticks, tick)) for tick in ticks]
+    assert len({*shares}) == len(ticks)
+
+
+def test_labels_of_a_logarithmic_axis_are_short(run: Any) -> None:
+    ticks = [0, 1e-6, 0.001, 0.5, 1, 2, 1e4, 1e6, 2e6, 1e9]
+    told = [run("scales", "tickLabel", tick, run("scales", "stepAt", ticks, tick)) for tick in ticks]
+    assert told == ["0", "1e−6", "0.001", "0.5", "1", "2", "10k", "1M", "2M", "1e9"]
 
 
 @pytest.mark.parametrize("low", [0.3, 1.0, -1.0, 1e17])

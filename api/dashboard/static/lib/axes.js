@@ -1,6 +1,6 @@
 /** Axes for values of any kind: numbers on a line or by powers of ten, words and choices side by side. Pure. */
 
-import { linear, linearTicks, logarithmic, logTicks, padded, tickLabel } from "./scales.js";
+import { linear, linearTicks, logarithmic, logTicks, padded, stepAt, tickLabel } from "./scales.js";
 
 /**
  * @typedef {object} Axis
@@ -36,7 +36,7 @@ function ofNumbers(numbers, range, count) {
   const ticks = (log ? logTicks : linearTicks)(span[0], span[1], count);
   return {
     at: (value) => (typeof value === "number" ? scale.at(value) : Number.NaN),
-    ticks: ticks.map((tick) => ({ at: scale.at(tick), label: tickLabel(tick) })),
+    ticks: ticks.map((tick) => ({ at: scale.at(tick), label: tickLabel(tick, stepAt(ticks, tick)) })),
     numeric: true,
   };
 }

@@ -76,9 +76,9 @@ export function timeTicks(low, high, count) {
 function multiples(step, low, high) {
   const ticks = [];
   const last = Math.floor(high / step + 1e-9);
-  // Where neighbouring numbers are further apart than the step, no count reaches the last one.
-  if (Math.abs(last) > Number.MAX_SAFE_INTEGER) return [low];
-  for (let index = Math.ceil(low / step - 1e-9); index <= last; index += 1) ticks.push(Number((index * step).toPrecision(12)));
+  // Numbers have no more digits to tell such ticks apart.
+  if (Math.abs(last) > 1e15) return [low];
+  for (let index = Math.ceil(low / step - 1e-9); index <= last; index += 1) ticks.push(Number((index * step).toPrecision(15)));
   return ticks;
 }
 
@@ -167,19 +167,46 @@ export function padded([low, high], log) {
   return [low >= 0 && low - air < 0 ? 0 : low - air, high + air];
 }
 
+/** Short forms: from which size on, and down to which power of ten they are shorter than all digits. */
+const UNITS = [{ letter: "M", zeros: 6, from: 1e6, least: 3 }, { letter: "k", zeros: 3, from: 1e4, least: 2 }];
+/** Digits after the point up to which a power of ten is shorter. */
+const LEAD = 5;
+
 /**
- * Short labels that tell neighbouring ticks apart: `20k`, `0.02`, `1e−4`.
+ * Short labels: `20k`, `0.02`, `1e−4`. With a step they have the digits that tell neighbouring ticks apart, and no more.
  * @param {number} value
+ * @param {number} [step] from one tick to the next
  */
-export function tickLabel(value) {
-  const size = Math.abs(value);
-  const short = (/** @type {number} */ unit) => Number((value / unit).toPrecision(9)); // those next to each other differ in late digits
-  if (size === 0) return "0";
-  if (size >= 1e9 || size < 1e-3) return short(1).toExponential().replaceAll("-", "−").replace("e+", "e");
-  if (size >= 1e6) return `${short(1e6)}M`.replace("-", "−");
-  if (size >= 1e4) return `${short(1e3)}k`.replace("-", "−");
-  return String(Number(value.toPrecision(6))).replace("-", "−");
+export function tickLabel(value, step) {
+  const most = Math.abs(value) >= 1e4 ? 9 : 6;
+  const digits = step === undefined ? most : power(value) - power(step) + 1;
+  if (value === 0 || digits < 1) return "0";
+  const rounded = Number(value.toPrecision(Math.min(digits, 15)));
+  const place = step === undefined ? Number.POSITIVE_INFINITY : power(step);
+  return shortest(rounded, place).replaceAll("-", "−").replace("e+", "e");
 }
 
-/** The label of a share of one: `12.5 %`. @param {number} value */
-export const percentLabel = (value) => `${tickLabel(Number((value * 100).toPrecision(12)))}\u202f%`;
+/** @param {number} value @param {number} place of the last digit that it needs: a power of ten */
+function shortest(value, place) {
+  const size = Math.abs(value);
+  if (size < 1e-3 || (size >= 1e9 && power(size) - place <= LEAD)) return value.toExponential();
+  const unit = size < 1e9 ? UNITS.find(({ from }) => size >= from) : undefined;
+  return unit && place >= unit.least ? `${Number((value / 10 ** unit.zeros).toPrecision(15))}${unit.letter}` : String(value);
+}
+
+/** @param {number} value */
+const power = (value) => Math.floor(Math.log10(Math.abs(value)));
+
+/**
+ * How far a tick is from those beside it and from zero, which its label has to tell; of a single one nothing.
+ * @param {readonly number[]} ticks
+ * @param {number} tick one of them
+ */
+export function stepAt(ticks, tick) {
+  const index = ticks.indexOf(tick);
+  const others = [ticks[index - 1], ticks[index + 1]].filter((other) => other !== undefined);
+  return others.length ? Math.min(...others.map((other) => Math.abs(other - tick)), Math.abs(tick) || Infinity) : undefined;
+}
+
+/** The label of a share of one: `12.5 %`. @param {number} value @param {number} [step] */
+export const percentLabel = (value, step) => `${tickLabel(Number((value * 100).toPrecision(15)), step && step * 100)}\u202f%`;

@@ -1,7 +1,7 @@
 /** What all plots share: a canvas that fits its box and the theme, a frame with ticks, and one crosshair for all. */
 
 import { duration } from "../lib/format.js";
-import { apart, tickLabel } from "../lib/scales.js";
+import { apart, stepAt, tickLabel } from "../lib/scales.js";
 import { h, oncePerFrame, setAttribute } from "./dom.js";
 
 /** @typedef {import("../lib/scales.js").Scale} Scale */
@@ -86,8 +86,8 @@ export const colour = (element, name) => getComputedStyle(element).getPropertyVa
  * Grid lines with their labels.
  * @param {CanvasRenderingContext2D} context
  * @param {Box} area
- * @param {{scale: Scale, ticks: number[], label?: (value: number) => string}} across
- * @param {{scale: Scale, ticks: number[], label?: (value: number) => string}} up
+ * @param {{scale: Scale, ticks: number[], label?: (value: number, step?: number) => string}} across
+ * @param {{scale: Scale, ticks: number[], label?: (value: number, step?: number) => string}} up
  * @param {{middle: number, width: number} | null} [taken] where something else stands below the horizontal axis
  */
 export function frame(context, area, across, up, taken = null) {
@@ -101,12 +101,12 @@ export function frame(context, area, across, up, taken = null) {
   for (const tick of apart(up.ticks, up.scale, LINE)) {
     const y = crisp(up.scale.at(tick));
     line(context, area.left, y, area.right, y);
-    context.fillText((up.label ?? tickLabel)(tick), area.left - 8, y, area.left - 8); // squeezed before it is cut
+    context.fillText((up.label ?? tickLabel)(tick, stepAt(up.ticks, tick)), area.left - 8, y, area.left - 8); // squeezed before it is cut
   }
   context.textBaseline = "top";
   let free = Number.NEGATIVE_INFINITY;
   for (const tick of across.ticks) {
-    const text = (across.label ?? tickLabel)(tick);
+    const text = (across.label ?? tickLabel)(tick, stepAt(across.ticks, tick));
     const half = context.measureText(text).width / 2;
     const x = Math.min(Math.max(across.scale.at(tick), area.left - 4 + half), area.width - half - 2);
     if (taken && Math.abs(x - taken.middle) < half + taken.width / 2 + 4) continue;

@@ -36,7 +36,7 @@ export class Chart {
   /**
    * @param {{title: string, unit: string, log: boolean}} panel
    * @param {import("./canvas.js").Crosshair} crosshair
-   * @param {{label: (x: number) => string, word: string}} axis how the horizontal axis speaks
+   * @param {{label: (x: number, step?: number) => string, word: string}} axis how the horizontal axis speaks
    */
   constructor(panel, crosshair, axis) {
     this.panel = panel;

@@ -22,7 +22,7 @@ const SLACK_PIXELS = 3;
 export class Gantt {
   /**
    * @param {string} name for screen readers
-   * @param {(value: number) => string} label of a tick
+   * @param {(value: number, step?: number) => string} label of a tick
    * @param {(low: number, high: number, count: number) => number[]} [ticks]
    */
   constructor(name, label, ticks = linearTicks) {
