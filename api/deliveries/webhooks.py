@@ -59,16 +59,17 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
     def __init__(self, settings: Settings, store: Store, times: SenderTimes = SenderTimes()) -> None:
         super().__init__(settings, store, times, retry_hours=settings.webhook_retry_hours)
         self._disable_s = settings.webhook_disable_days * _DAY_S
+        self._mailing = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="mail")
+        """A mail server that does not answer keeps these threads, and not those of the event loop."""
+
+    async def stop(self) -> None:
+        await super().stop()
+        self._mailing.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self) -> None:
         limits = httpx2.Limits(max_connections=_AT_ONCE, max_keepalive_connections=0)
         async with httpx2.AsyncClient(trust_env=False, follow_redirects=False, limits=limits) as self._client:
-            # A mail server that does not answer keeps these threads, and not those of the event loop.
-            self._mailing = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="mail")
-            try:
-                await super()._run()
-            finally:
-                self._mailing.shutdown(wait=False, cancel_futures=True)
+            await super()._run()
 
     async def _round(self) -> bool:
         if not await asyncio.to_thread(self._store.webhooks.exist):
