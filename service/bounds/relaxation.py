@@ -17,6 +17,9 @@ from service.bounds.linear.rows.block import Block, BlockRows, enclosing, in_blo
 from service.bounds.linear.rows.patches import Patches
 from service.bounds.linear.rows.structured import GatheredRows
 
+LONG, FEW = 2**18, 0.25
+"""Coefficients on a CPU from which entries with two lines are taken apart from others, and the share up to which."""
+
 
 class Relaxed(BackwardRules, ABC):
     """An operator that was relaxed on its inputs' bounds.
@@ -151,8 +154,25 @@ class Relaxation(Relaxed):
             None if each is None else each.unsqueeze(1) for each in (self.lower_intercept, self.upper_intercept)
         )
         lines = self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1), below, above
-        through, bias = fused.propagate_lines(coefficients, *lines)
+        is_long = isinstance(coefficients, Tensor) and coefficients.numel() >= LONG
+        if is_long and not coefficients.is_cuda and not torch.is_grad_enabled() and self._bent is not None:
+            through, bias = fused.propagate_bent_lines(coefficients, lines, self._bent)
+        else:
+            through, bias = fused.propagate_lines(coefficients, *lines)
         return (through,), bias
+
+    @cached_property
+    def _bent(self) -> Tensor | None:
+        """Return the entries at which the lines differ or have intercepts, ``(count,)``; ``None`` if they are not few.
+
+        At all others, such as those of a ReLU whose sign is known, the operator is one multiplication.
+        """
+        found = self.lower_slope - self.upper_slope != 0  # so is the difference of two infinite ones
+        for intercept in (self.lower_intercept, self.upper_intercept):
+            if intercept is not None:
+                found |= intercept != 0
+        bent = found.flatten(1).any(dim=0).nonzero().squeeze(1)
+        return bent if len(bent) <= FEW * found[0].numel() else None
 
     def within(self, block: Block) -> tuple[Relaxed, tuple[Block, ...]]:
         lower, upper = self.lower_intercept, self.upper_intercept

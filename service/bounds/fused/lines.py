@@ -101,6 +101,19 @@ def propagate_lines_in_steps(
     return positive.mul_(lower).addcmul_(negative, upper), bias
 
 
+def propagate_bent_lines(
+    coefficients: Tensor, lines: tuple[Tensor, Tensor, Optional, Optional], bent: Tensor
+) -> tuple[Tensor, Optional]:
+    """Compute the same, without gradients, if only the lines of the entries ``bent`` ``(count,)`` differ or have
+    intercepts.
+    """
+    through = coefficients * lines[0]
+    own = (None if each is None else each.flatten(2).index_select(2, bent) for each in lines)
+    part, bias = propagate_lines_in_steps(coefficients.flatten(2).index_select(2, bent), *own)
+    through.flatten(2).index_copy_(2, bent, part)
+    return through, bias
+
+
 def propagate_free_slopes(
     coefficients: Tensor | GatheredRows, free: FreeSlopes, parameters: Tensor
 ) -> tuple[Tensor, Tensor]:

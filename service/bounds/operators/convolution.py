@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -242,7 +243,7 @@ def _adjoint_of_images(  # noqa: PLR0917 - a convolution has as many
     Libraries' own adjoints with a stride, or onto few channels, are up to twenty times slower, except for groups with a
     stride.
     """
-    kernel = _in_phases(weight, stride, groups)
+    kernel = _known_in_phases(weight, stride, groups)
     skipped = [
         _skipped(own, size, step, pad, kernel.shape[axis], weight.shape[axis])
         for axis, own, size, step, pad in zip((2, 3), flat.shape[2:], shape[1:], stride, padding, strict=True)
@@ -250,8 +251,11 @@ def _adjoint_of_images(  # noqa: PLR0917 - a convolution has as many
     around = [size - 1 - skip for size, skip in zip(kernel.shape[2:], skipped, strict=True)]
     phases = functional.conv2d(flat, kernel, padding=around, groups=groups)
     n, height, width = len(flat), phases.shape[2] * stride[0], phases.shape[3] * stride[1]
-    phases = phases.reshape(n, shape[0], *stride, *phases.shape[2:])
-    whole = phases.permute(0, 1, 4, 2, 5, 3).reshape(n, shape[0], height, width)
+    if stride[0] == stride[1] > 1:
+        whole = functional.pixel_shuffle(phases, stride[0])  # faster than a copy of a permuted view
+    else:
+        apart = phases.reshape(n, shape[0], *stride, *phases.shape[2:])
+        whole = apart.permute(0, 1, 4, 2, 5, 3).reshape(n, shape[0], height, width)
     top, left = (pad - skip * step for pad, skip, step in zip(padding, skipped, stride, strict=True))
     # Inputs that no patch reached are beyond the end.
     below, behind = max(0, top + shape[1] - height), max(0, left + shape[2] - width)
@@ -264,6 +268,19 @@ def _skipped(own: int, size: int, step: int, pad: int, steps: int, kernel: int) 
     """Return how many whole steps of padding need not be computed on each side; patches may end early at the far."""
     early = size + 2 * pad - kernel - (own - 1) * step
     return max(0, min((pad - early) // step, steps - 1))
+
+
+_kernels = WeakTensorKeyDictionary()
+"""Each weight's kernels in phases by stride and groups, on a CPU, where one takes as long as many products with it."""
+
+
+def _known_in_phases(weight: Tensor, stride: tuple[int, int], groups: int) -> Tensor:
+    if weight.device.type != "cpu" or weight.requires_grad:
+        return _in_phases(weight, stride, groups)
+    known: dict[tuple[tuple[int, int], int], Tensor] = _kernels.setdefault(weight, {})
+    if (stride, groups) not in known:
+        known[stride, groups] = _in_phases(weight, stride, groups)
+    return known[stride, groups]
 
 
 def _in_phases(weight: Tensor, stride: tuple[int, int], groups: int) -> Tensor:

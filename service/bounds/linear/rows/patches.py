@@ -18,6 +18,8 @@ from service.bounds.linear.rows.structured import StructuredRows
 Pair = tuple[int, int]
 WORTHWHILE = 0.7
 """Share of the image above which a patch does not pay."""
+FEW = 2
+"""Places for each row up to which the windows of all places are written out."""
 
 
 def image_of(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -93,10 +95,22 @@ class Patches(StructuredRows):
         (top, bottom), (left, right) = self.margins(tuple(image.shape[1:]))
         padded = functional.pad(image, (left, right, top, bottom))
         everywhere = padded.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)
-        batch = len(image)
+        batch, rows, places = len(image), self.place.shape[1], self.grid[0] * self.grid[1]
+        if places <= FEW * rows:
+            return self._from_all_places(everywhere[:, :, self.offset[0] + top :, self.offset[1] + left :])
         down, across = (each.expand(batch, -1) for each in self.corners(tuple(image.shape[1:])))
         shown: Tensor = everywhere[torch.arange(batch, device=image.device)[:, None], :, down, across]
         return shown
+
+    def _from_all_places(self, windows: Tensor) -> Tensor:
+        """Return the patches of ``windows`` ``(batch, channels, down, across, height, width)``, the first of which is
+        that of the first place: whole windows move several times as fast as entries.
+        """
+        (height, width), (down, across) = self.grid, self.stride
+        at_places = windows[:, :, ::down, ::across][:, :, :height, :width].permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+        before = torch.arange(len(windows), device=windows.device)[:, None] * (height * width)
+        number = before + self.place[..., 0] * width + self.place[..., 1]
+        return at_places.index_select(0, number.flatten()).unflatten(0, tuple(number.shape))
 
     def of_each(self, *images: Tensor) -> tuple[Tensor, ...]:
         """Return :meth:`of` of several images of one shape."""
