@@ -15,6 +15,7 @@ from nets import mlp, prepared
 from torch import Tensor
 
 from service.bounds import fused, planes
+from service.bounds import relaxation as relaxation_module
 from service.bounds.capture import local_state
 from service.bounds.fused import adam, boxes, building, lines, products, tables
 from service.bounds.interval import Interval
@@ -262,6 +263,22 @@ def test_kernels_make_the_same(monkeypatch: pytest.MonkeyPatch, name: str, dtype
     without_kernels(monkeypatch)
     for one, other in zip(ours, results(function, inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_lines_that_are_one_multiplication_at_most_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of one instance that differ count in all; an infinite slope is no multiplication."""
+    number = randoms(8)
+    slope, coefficients = number(2, 3, 20), number(2, 5, 3, 20)
+    upper, above = slope.clone(), torch.zeros_like(slope)
+    upper[0, 1, 4], above[1, 2, 7], slope[1, 0, 0], upper[1, 0, 0] = 2.0, 0.5, torch.inf, torch.inf
+    relaxation = Relaxation(slope, upper, None, above)
+    expected, bias = relaxation.backward(coefficients)
+    monkeypatch.setattr(relaxation_module, "LONG", 0)
+    monkeypatch.setattr(fused, "propagate_lines", None)
+    with torch.no_grad():
+        found, its_bias = relaxation.backward(coefficients)
+    torch.testing.assert_close(found[0], expected[0], equal_nan=True)
+    torch.testing.assert_close(its_bias, bias)
 
 
 @cuda

@@ -107,3 +107,14 @@ def test_a_ball_of_flat_images_stays_a_ball() -> None:
         for module, shape in ((flat, (64,)), (image, (1, 8, 8)))
     )
     assert torch.allclose(found.lower_bounds(rows), expected.lower_bounds(rows))
+
+
+@pytest.mark.parametrize("instances", [1, 3])
+def test_windows_of_all_places_hold_the_rows_own(instances: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(4)
+    image, values = (torch.rand(*shape, generator=generator) for shape in ((3, 2, 8, 10), (instances, 12, 2, 4, 3)))
+    place = torch.stack([torch.randint(0, most, (instances, 12), generator=generator) for most in (4, 5)], dim=2)
+    patches = Patches(values, place, (4, 5), (2, 2), (-2, -1))
+    found = patches.of(image)
+    monkeypatch.setattr(patches_module, "FEW", 0)
+    assert torch.equal(found, patches.of(image))
