@@ -72,7 +72,7 @@ def test_a_function_of_one_bounded_entry_has_no_rows(monkeypatch: pytest.MonkeyP
     without = {name for name, count in rows.items() if count < all_rows[name]}
     assert {network.nodes[name].operator for name in without} >= {"aten.mul.Tensor"}
     assert not any(rows[name] for name in without)
-    assert bool((found >= everything - 1e-6).all())
+    assert bool((found >= everything - 1e-5).all())
 
 
 def test_an_entry_that_only_intervals_bound_has_rows_where_another_node_reads_it() -> None:
@@ -101,7 +101,7 @@ def test_entries_that_the_output_does_not_depend_on_have_no_rows() -> None:
     found, rows = bounded(network, box)
     network.__dict__["needed"] = {}  # what is kept of the property, as if everything mattered
     everything, all_rows = bounded(network, box)
-    assert torch.allclose(found, everything, rtol=0, atol=1e-6)
+    assert torch.allclose(found, everything, rtol=0, atol=1e-5)
     assert sum(rows.values()) < 0.6 * sum(all_rows.values())
     (gelu,) = (node for node in network.nonlinear if node.operator == "aten.gelu.default")
     assert (rows[gelu.inputs[0]], all_rows[gelu.inputs[0]]) == (8, 8 * TOKENS)
