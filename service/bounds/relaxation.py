@@ -21,6 +21,10 @@ LONG, FEW = 2**18, 0.25
 """Coefficients on a CPU from which entries with two lines are taken apart from others, and the share up to which."""
 
 
+def _is_taken_apart(coefficients: Tensor) -> bool:
+    return coefficients.numel() >= LONG and not coefficients.is_cuda and not torch.is_grad_enabled()
+
+
 class Relaxed(BackwardRules, ABC):
     """An operator that was relaxed on its inputs' bounds.
 
@@ -154,8 +158,7 @@ class Relaxation(Relaxed):
             None if each is None else each.unsqueeze(1) for each in (self.lower_intercept, self.upper_intercept)
         )
         lines = self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1), below, above
-        is_long = isinstance(coefficients, Tensor) and coefficients.numel() >= LONG
-        if is_long and not coefficients.is_cuda and not torch.is_grad_enabled() and self._bent is not None:
+        if isinstance(coefficients, Tensor) and _is_taken_apart(coefficients) and self._bent is not None:
             through, bias = fused.propagate_bent_lines(coefficients, lines, self._bent)
         else:
             through, bias = fused.propagate_lines(coefficients, *lines)

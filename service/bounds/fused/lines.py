@@ -107,9 +107,14 @@ def propagate_bent_lines(
     """Compute the same, without gradients, if only the lines of the entries ``bent`` ``(count,)`` differ or have
     intercepts.
     """
-    through = coefficients * lines[0]
-    own = (None if each is None else each.flatten(2).index_select(2, bent) for each in lines)
-    part, bias = propagate_lines_in_steps(coefficients.flatten(2).index_select(2, bent), *own)
+
+    def of_bent(line: Tensor) -> Tensor:
+        return line.flatten(2).index_select(2, bent)
+
+    lower, upper, below, above = lines
+    through = coefficients * lower
+    intercepts = (each if each is None else of_bent(each) for each in (below, above))
+    part, bias = propagate_lines_in_steps(of_bent(coefficients), of_bent(lower), of_bent(upper), *intercepts)
     through.flatten(2).index_copy_(2, bent, part)
     return through, bias
 

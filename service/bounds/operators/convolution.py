@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -270,14 +270,16 @@ def _skipped(own: int, size: int, step: int, pad: int, steps: int, kernel: int) 
     return max(0, min((pad - early) // step, steps - 1))
 
 
-_kernels = WeakTensorKeyDictionary()
+_kernels: MutableMapping[Tensor, dict[tuple[tuple[int, int], int], Tensor]] = WeakTensorKeyDictionary()
 """Each weight's kernels in phases by stride and groups, on a CPU, where one takes as long as many products with it."""
 
 
 def _known_in_phases(weight: Tensor, stride: tuple[int, int], groups: int) -> Tensor:
     if weight.device.type != "cpu" or weight.requires_grad:
         return _in_phases(weight, stride, groups)
-    known: dict[tuple[tuple[int, int], int], Tensor] = _kernels.setdefault(weight, {})
+    if weight not in _kernels:
+        _kernels[weight] = {}
+    known = _kernels[weight]
     if (stride, groups) not in known:
         known[stride, groups] = _in_phases(weight, stride, groups)
     return known[stride, groups]

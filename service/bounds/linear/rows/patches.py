@@ -110,7 +110,7 @@ class Patches(StructuredRows):
         at_places = windows[:, :, ::down, ::across][:, :, :height, :width].permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
         before = torch.arange(len(windows), device=windows.device)[:, None] * (height * width)
         number = before + self.place[..., 0] * width + self.place[..., 1]
-        return at_places.index_select(0, number.flatten()).unflatten(0, tuple(number.shape))
+        return at_places.index_select(0, number.flatten()).reshape(*number.shape, *at_places.shape[1:])
 
     def of_each(self, *images: Tensor) -> tuple[Tensor, ...]:
         """Return :meth:`of` of several images of one shape."""
