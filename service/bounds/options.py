@@ -91,14 +91,16 @@ LARGER = 16
 """How many times as large parts without gradients may be on a CUDA device."""
 
 
-def affordable(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:
+def affordable(
+    network: Network, box: Interval, options: BoundOptions, each: int = BYTES_FOR_AN_ELEMENT
+) -> BoundOptions:
     """Return options within the memory of the device that has the least: ranks take the same parts.
 
     The driver is asked once for each analysis, and not for a small one unless memory is limited: it is slow to
-    answer.
+    answer. A small one takes little with ``each`` bytes for an element.
     """
     device, tp_group = box.lower.device, network.tp_group
-    is_little = 2 * len(box.lower) * network.widest**2 * BYTES_FOR_AN_ELEMENT <= LITTLE
+    is_little = 2 * len(box.lower) * network.widest**2 * each <= LITTLE
     if tp_group.axis.size == 1 and is_little and options.memory.limit is None:
         return options
     return options.within(device, lambda count: tp_group.least(count, device))

@@ -15,7 +15,7 @@ from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.layers import Choose, bound_layers, one_pass, wanted_rows
 from service.bounds.near import NearLayers
 from service.bounds.network import Network
-from service.bounds.options import BoundOptions, affordable
+from service.bounds.options import BYTES_FOR_AN_ELEMENT, BYTES_WITHOUT_GRADIENT, BoundOptions, affordable
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,11 @@ def _bound_by_crown_ibp(network: Network, box: Interval, options: BoundOptions, 
     return LinearAnalysis(Pass(network, intervals, relaxations), inputs, options)
 
 
+def _affordable(network: Network, box: Interval, options: BoundOptions) -> BoundOptions:
+    each = BYTES_FOR_AN_ELEMENT if torch.is_grad_enabled() else BYTES_WITHOUT_GRADIENT
+    return affordable(network, box, options, each)
+
+
 def _bound_by_crown(network: Network, box: Interval, options: BoundOptions, choose: Choose) -> LinearAnalysis:
     backward = bound_layers(network, box, options, one_pass, choose, decides=True)
     return LinearAnalysis(backward, inputs_of(network, backward.intervals), options)
@@ -95,5 +100,5 @@ ibp = Passes("ibp", _bound_by_ibp)
 """Interval propagation (Gowal et al., 2018); the last linear layers are merged with the requested rows."""
 crown_ibp = Passes("crown-ibp", _bound_by_crown_ibp)
 """CROWN-IBP (Zhang et al., 2020): intermediate bounds by intervals, the output by one backward pass."""
-crown = Passes("crown", _bound_by_crown, affordable)
+crown = Passes("crown", _bound_by_crown, _affordable)
 """CROWN (Zhang et al., 2018): every non-linear operator's input is bounded by its own backward pass."""
