@@ -151,6 +151,14 @@ def test_a_source_that_gives_others_when_it_is_asked_again_is_named(
         loaded(monkeypatch, Features(6, 3), *(splits if of_test else splits[::-1]))
 
 
+def test_a_split_without_samples_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty(OfDisk):
+        def take(self, indices: Tensor) -> Split:
+            raise AssertionError
+
+    assert not len(loaded(monkeypatch, Features(6, 3), Empty(features(6, count=0)), OfDisk(features(6))).train)
+
+
 def test_batches_of_a_source_are_taken_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both splits may seek in one file."""
 

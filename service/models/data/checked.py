@@ -164,7 +164,8 @@ def load(spec: DataSpec, layout: DataLayout | None = None) -> Dataset:
             found.append(samples)
         else:
             found.append(checked := CheckedSamples(samples, declared, lock))
-            checked.check_again()
+            if len(checked):
+                checked.check_again()
     return replace(dataset, train=found[0], test=found[1])
 
 
