@@ -179,10 +179,10 @@ def _drawing_again(module: nn.Module, choice: Choice) -> Contexts:
     """
     forward, again = _contexts(module, choice)
     states = others()
-    return forward, _Repeated(lambda: _joined(drawing_from(states), again))
+    return forward, _MadeAnew(lambda: _joined(drawing_from(states), again))
 
 
-class _Repeated(AbstractContextManager[None]):
+class _MadeAnew(AbstractContextManager[None]):
     """A context that is made anew for each recomputation: a forward that takes a gradient itself has several."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
@@ -212,7 +212,7 @@ def _counting_once(module: nn.Module, choice: Choice) -> Contexts:
     """
     forward, again = _drawing_again(module, choice)
     read = {name: buffer.clone() for name, buffer in state_buffers(module)}
-    return forward, _Repeated(lambda: _reading(module, read, again))
+    return forward, _MadeAnew(lambda: _reading(module, read, again))
 
 
 @contextmanager
