@@ -1,5 +1,5 @@
 """Looks for state that checkpoints do not hold: what a model keeps beside its parameters and the buffers of its state
-dict. A resumed run would begin with the constructor's.
+dict, and what an objective or an optimizer keeps for itself. A resumed run would begin with the constructor's.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -43,15 +43,33 @@ _NOTHING, _UNKNOWN = HeldForm("a value", repr(None)), HeldForm("something else",
 
 
 class HeldState:
-    """What the modules of ``model`` keep beside its state dict, as their constructors left it.
+    """What ``values()`` yields by name, as it is now.
 
-    Numbers, texts, arrays and tensors in their attributes, also within collections and objects of their own packages,
-    must stay as they are. What a forward sets first, such as a size or an entry of a table, must stay from then on.
-    ``kind`` names the model in errors.
+    Numbers, texts, arrays and tensors, also within collections and objects of the packages of ``kinds``, must stay as
+    they are. What ``method`` sets first, such as a size or an entry of a table, must stay from then on. ``kind`` names
+    whose values they are in errors.
     """
 
-    def __init__(self, model: nn.Module, kind: str = "") -> None:
-        self._model, self._kind = model, kind or type(model).__name__.removeprefix("FSDP")
+    def __init__(
+        self, kind: str, method: str, values: Callable[[], Iterable[tuple[str, Any]]], kinds: Iterable[type]
+    ) -> None:
+        self._kind, self._method, self._values, self._looks = kind, method, values, _Looks(_packages(kinds))
+        self.note()
+
+    @classmethod
+    def of_model(cls, model: nn.Module, kind: str = "") -> HeldState:
+        """Return what the modules of ``model`` keep beside its state dict, as their constructors left it."""
+
+        def values() -> Iterator[tuple[str, Any]]:
+            known = {id(value) for value in model.parameters()} | {id(value) for _, value in state_buffers(model)}
+            for name, value in (*model.named_buffers(), *attributes(model)):
+                if id(value) not in known:
+                    yield name, value
+
+        return cls(kind or type(model).__name__.removeprefix("FSDP"), "forward", values, map(type, model.modules()))
+
+    def note(self) -> None:
+        """Take the values as they are now for those that must stay."""
         self._first = dict(self._forms())
 
     def check(self) -> None:
@@ -60,17 +78,15 @@ class HeldState:
             if self._first.get(name, _NOTHING) == _NOTHING:
                 self._first[name] = form
             elif form != self._first[name]:
-                advice = "; register_buffer makes it one that they hold" if form.fits_a_buffer else ""
-                what = f"{form.what} that forward changes, which checkpoints do not hold{advice}"
-                raise lost(self._kind, name, f"{what}; what is only looked at may be None again when forward returns")
+                is_buffer = form.fits_a_buffer and self._method == "forward"
+                advice = "; register_buffer makes it one that they hold" if is_buffer else ""
+                what = f"{form.what} that {self._method} changes, which checkpoints do not hold{advice}"
+                looked_at = f"what is only looked at may be None again when {self._method} returns"
+                raise lost(self._kind, name, f"{what}; {looked_at}")
 
     def _forms(self) -> Iterator[tuple[str, HeldForm]]:
-        known = {id(value) for value in self._model.parameters()}
-        known |= {id(value) for _, value in state_buffers(self._model)}
-        looks = _Looks(_packages(self._model))
-        for name, value in (*self._model.named_buffers(), *attributes(self._model)):
-            if id(value) not in known:
-                yield from looks.forms(name, value)
+        for name, value in self._values():
+            yield from self._looks.forms(name, value)
 
 
 @dataclass(frozen=True)
@@ -130,7 +146,7 @@ def check_attributes(network: nn.Module) -> None:
     """Raise ``ValueError`` for state beside parameters and buffers that cannot be compared: a module's own
     serialisation, a generator of random numbers, an iterator.
     """
-    kind, looks = type(network).__name__, _Looks(_packages(network))
+    kind, looks = type(network).__name__, _Looks(_packages(map(type, network.modules())))
     for name, module in network.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise ValueError(f"{name or kind} has get_extra_state: checkpoints hold tensors alone")
@@ -161,10 +177,10 @@ def lost(kind: str, name: str, what: str) -> ValueError:
     return ValueError(f"the attribute {name!r} of {kind} is {what}")
 
 
-def _packages(model: nn.Module) -> frozenset[str]:
-    """Return the packages of the modules' own classes, of which sharding and recomputation make classes of theirs."""
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
-    return frozenset(map(_package, kinds)) - _OF_OTHERS
+def _packages(kinds: Iterable[type]) -> frozenset[str]:
+    """Return the packages of these classes and their bases: sharding and recomputation make classes of their own."""
+    bases = {base for kind in kinds for base in kind.__mro__}
+    return frozenset(map(_package, bases)) - _OF_OTHERS
 
 
 def _package(kind: type) -> str:

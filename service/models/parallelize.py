@@ -178,7 +178,22 @@ def _drawing_again(module: nn.Module, choice: Choice) -> Contexts:
     same numbers. Torch sees to its own.
     """
     forward, again = _contexts(module, choice)
-    return forward, _joined(drawing_from(others()), again)
+    states = others()
+    return forward, _MadeAnew(lambda: _joined(drawing_from(states), again))
+
+
+class _MadeAnew(AbstractContextManager[None]):
+    """A context that is made anew for each recomputation: a forward that takes a gradient itself has several."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._make, self._entered = make, list[AbstractContextManager[None]]()
+
+    def __enter__(self) -> None:
+        self._entered.append(self._make())
+        self._entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
 
 
 @contextmanager
@@ -196,7 +211,8 @@ def _counting_once(module: nn.Module, choice: Choice) -> Contexts:
     recomputed reads what the forward has read, and leaves no trace.
     """
     forward, again = _drawing_again(module, choice)
-    return forward, _reading(module, {name: buffer.clone() for name, buffer in state_buffers(module)}, again)
+    read = {name: buffer.clone() for name, buffer in state_buffers(module)}
+    return forward, _MadeAnew(lambda: _reading(module, read, again))
 
 
 @contextmanager
@@ -205,7 +221,7 @@ def _reading(module: nn.Module, buffers: Mapping[str, Tensor], within: AbstractC
     own = [getattr(owner, leaf) for owner, leaf in places]
     try:
         for (owner, leaf), buffer in zip(places, buffers.values(), strict=True):
-            setattr(owner, leaf, buffer)
+            setattr(owner, leaf, buffer.clone())
         with within:
             yield
     finally:

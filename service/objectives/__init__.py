@@ -2,6 +2,6 @@
 objective, found by its declaration.
 """
 
-from service.objectives.base import Factory, Objective, ObjectiveContext, objective_for
+from service.objectives.base import Factory, Objective, ObjectiveContext, check_learns_nothing, objective_for
 
-__all__ = ["Factory", "Objective", "ObjectiveContext", "objective_for"]
+__all__ = ["Factory", "Objective", "ObjectiveContext", "check_learns_nothing", "objective_for"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -54,8 +54,8 @@ class Objective(ABC):
         """Return evaluation metrics, named ``eval_…``, from the totals over all ranks."""
 
     def begin(self, step: int) -> None:  # noqa: B027 - most objectives are the same at every step
-        """Prepare for ``step``, counted from 0, before it runs. Anything that changes in training must depend on it
-        alone.
+        """Prepare for ``step``, counted from 0, before it runs, and before an evaluation after it. Anything that
+        changes in training must depend on it alone: attributes that :meth:`mean` changes are refused.
         """
 
     def adapt(self, stage: nn.Module, part: Part) -> None:  # noqa: B027 - most need the outputs only
@@ -70,6 +70,21 @@ class Objective(ABC):
         blocks = getattr(stage, "blocks", None)
         is_certain = is_static(stage) or isinstance(stage, PlainModel)
         return blocks.values() if isinstance(blocks, nn.ModuleDict) and is_certain else ()
+
+
+def check_learns_nothing(objective: Objective, known: Collection[Tensor]) -> None:
+    """Call after a backward. Raises ``ValueError`` for a parameter of the objective's own that has a gradient: no
+    optimizer updates it. ``known`` are those of the model, of which it may have some.
+    """
+    own = vars(objective) if not isinstance(objective, nn.Module) else {"": objective}
+    updated = set(map(id, known))
+    for name, value in own.items():
+        for path, each in value.named_parameters(name) if isinstance(value, nn.Module) else [(name, value)]:
+            if isinstance(each, nn.Parameter) and id(each) not in updated and each.grad is not None:
+                raise ValueError(
+                    f"the parameter {path!r} of {type(objective).__name__} has a gradient, and no optimizer updates "
+                    "what an objective holds; expected it in the model, or without a gradient"
+                )
 
 
 Factory = Callable[[Any, ObjectiveContext], Objective]

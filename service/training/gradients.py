@@ -36,7 +36,7 @@ def squared_norm(gradients: Sequence[Tensor], ranks: int, device: torch.device) 
 def clip_(gradients: Sequence[Tensor], norm: Tensor, limit: float) -> None:
     """Scale the gradients in place so that ``norm``, their global one, is at most ``limit``; waits for no device."""
     if gradients:
-        scale = (limit / (norm + 1e-6)).clamp(max=1.0).to(gradients[0].dtype)
+        scale = (limit / (norm + 1e-6)).clamp(max=1.0).to(gradients[0].dtype.to_real())
         internal("torch._foreach_mul_")([local(gradient) for gradient in gradients], scale)
 
 

@@ -16,6 +16,7 @@ from service.models.data import open_feed
 from service.models.held_state import HeldState, digest
 from service.models.plain import PlainModel
 from service.models.randomness import seeded
+from service.objectives import check_learns_nothing
 from service.parallel.batch_norm import average_statistics
 from service.parallel.collectives import agree
 from service.parallel.fsdp import check_only_read, is_static
@@ -54,9 +55,13 @@ class Loop(BaseLoop):
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
         self.reported_undivided = False
         self.held = [
-            HeldState(stage.blocks["0"], stage.kind) if isinstance(stage, PlainModel) else HeldState(stage)
+            HeldState.of_model(stage.blocks["0"], stage.kind)
+            if isinstance(stage, PlainModel)
+            else HeldState.of_model(stage)
             for stage in training.stages.values()
         ]
+        kind = type(training.objective)
+        self.of_objective = HeldState(kind.__name__, "mean", vars(training.objective).items, (kind,))
         self._looks = _FIRST_LOOKS
         dp = training.mesh.dp
         self.feed = open_feed(training.dataset.train, training.order, dp.rank, dp.size, training.device)
@@ -81,6 +86,7 @@ class Loop(BaseLoop):
         """
         for each in self.held:
             each.check()
+        self.training.updater.check_state()
         for stage in self.training.stages.values():
             if not is_static(stage):
                 check_only_read(stage)
@@ -89,6 +95,7 @@ class Loop(BaseLoop):
 
     def measure(self) -> dict[str, float]:
         """Return the metrics over the test split."""
+        self.training.objective.begin(self.step - 1)  # as after the step, where a resumed run begins with an evaluation
         self.training.seed("evaluation", self.step)
         with self._phase("inference"), self.training.usage.evaluation(self.step):
             return evaluate(self.training)
@@ -100,6 +107,8 @@ class Loop(BaseLoop):
             batch = self.feed.batch(self.step)
         waited = watch.seconds
         training.objective.begin(self.step)
+        if self._looks:
+            self.of_objective.note()
         training.seed("step", self.step)
         with training.usage.step(self.step):
             training.boundary.step_boundary()
@@ -117,6 +126,8 @@ class Loop(BaseLoop):
         self._end_step(totals, totals.loss, step_metrics(training, totals, rate, Timing(watch.seconds, waited)))
         if self._looks:
             self._looks -= 1
+            self.of_objective.check()
+            check_learns_nothing(training.objective, self.parameters)
             self._check_held()
         return totals
 

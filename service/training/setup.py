@@ -139,7 +139,8 @@ def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device, mesh
         if not len(samples):
             raise ValueError(f"data.source={spec.data.source!r} gives no sample to {what}")
     labels = digest_of_labels(dataset)
-    agree({f"the labels that data.source={spec.data.source!r} gives": labels})
+    gives = f"data.source={spec.data.source!r} gives"
+    agree({f"the labels that {gives}": labels, f"the digest of the samples that {gives}": dataset.sha256})
     model = outline(config, mesh.tp, mesh.pp.size)
     weights = fit(held, model)
     recipe = ModelRecipe.from_spec(spec)

@@ -131,6 +131,48 @@ def test_labels_of_any_whole_type_are_taken_as_int64(monkeypatch: pytest.MonkeyP
         loaded(monkeypatch, Features(6, 100), stored).train.take(torch.arange(2))
 
 
+class ReadingOn(OfDisk):
+    """Goes on where it was, as an iterator does, whatever it is asked for."""
+
+    position = 0
+
+    def take(self, indices: Tensor) -> Split:
+        self.position += len(indices)
+        return super().take((indices + self.position) % len(self))
+
+
+@pytest.mark.parametrize("of_test", [False, True])
+def test_a_source_that_gives_others_when_it_is_asked_again_is_named(
+    monkeypatch: pytest.MonkeyPatch, of_test: bool
+) -> None:
+    splits: list[Any] = [OfDisk(features(6)), ReadingOn(features(6, count=40))]
+    name = "the test split of data.source='digits'" if of_test else "^data.source='digits'"
+    with pytest.raises(ValueError, match=f"{name} gives other samples when the same ones are taken again"):
+        loaded(monkeypatch, Features(6, 3), *(splits if of_test else splits[::-1]))
+
+
+def test_a_split_without_samples_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty(OfDisk):
+        def take(self, indices: Tensor) -> Split:
+            raise AssertionError
+
+    assert not len(loaded(monkeypatch, Features(6, 3), Empty(features(6, count=0)), OfDisk(features(6))).train)
+
+
+def test_batches_of_a_source_are_taken_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both splits may seek in one file."""
+
+    class Reading(OfDisk):
+        def take(self, indices: Tensor) -> Split:
+            assert dataset is None or not test.lock.acquire(blocking=False)
+            return super().take(indices)
+
+    dataset: Dataset | None = None
+    dataset = loaded(monkeypatch, Features(6, 3), Reading(features(6)), Reading(features(6)))
+    test: Any = dataset.test
+    assert len(dataset.train.take(torch.arange(2))) == 2
+
+
 def test_labels_in_another_order_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = (Split(torch.rand(6, 6), torch.arange(6).roll(turn) % 3) for turn in (0, 1))
     digests = [

@@ -49,7 +49,7 @@ def test_what_changes_is_named_and_what_is_set_once_may_stay(
     held = Holding()
     if wrapped:  # by a class of another package
         apply_activation_checkpoint(cast(Any, SimpleNamespace(blocks={"0": held})), "full")
-    state = HeldState(held, "Holding")
+    state = HeldState.of_model(held, "Holding")
     for length in (4, 8):
         held.table[length] = torch.ones(length)
         state.check()

@@ -213,6 +213,28 @@ def test_a_compiled_block_draws_and_updates_as_an_uncompiled_one(kind: type[nn.M
     torch.testing.assert_close(found[1], found[0])
 
 
+class Descending(Averaging):
+    """Takes a gradient in its forward, for which it is recomputed once before the backward recomputes it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            energy = super().forward(x).square().sum()
+            (gradient,) = torch.autograd.grad(energy, x, create_graph=True)
+        return x - 0.1 * gradient
+
+
+def test_a_block_that_takes_a_gradient_itself_is_recomputed_more_than_once() -> None:
+    found = []
+    for recomputed in (False, True):
+        torch.manual_seed(0)
+        built, x = Two(Descending).double(), torch.randn(8, 16, dtype=torch.float64, requires_grad=True)
+        if recomputed:
+            apply_activation_checkpoint(built, "full")
+        built(x).square().mean().backward()
+        found.append(gradients(built) | dict(built.named_buffers()))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def compiled_run(choice: str) -> tuple[dict[str, Tensor], int, int]:
     """Gradients, bytes that blocks keep, and how many graphs served them."""
     torch.compiler.reset()

@@ -134,12 +134,12 @@ def test_of_a_large_row_windows_are_checked_and_every_batch(tmp_path: Path, monk
     for name, value in (("CHECKED_WHOLE", 100), ("WINDOWS", 10), ("WINDOW", 4)):
         monkeypatch.setattr(packed, name, value)
     row = token_row(1000).astype(np.uint16)
-    row[55] = 60  # between two windows
+    row[755] = 60  # between two windows, behind the first samples
     layout = DataLayout(tmp_path)
     spec = FileTokens(file=upload(tmp_path, row.tobytes()), sequence=10, vocabulary=50)
     loaded = data.load(spec, layout)
     with pytest.raises(ValueError, match="the token id 60"):
-        loaded.train.take(torch.tensor([5]))
+        loaded.train.take(torch.tensor([75]))
     row[102] = 60
     with pytest.raises(ValueError, match="the token id 60"):
         data.load(spec.model_copy(update={"file": upload(tmp_path, row.tobytes())}), layout)

@@ -17,7 +17,7 @@ from training_runs import MLP, TRANSFORMER, train
 
 from service.jobs.plugins import OptimizerConfig
 from service.jobs.spec.optimizer import OptimizerSpec
-from service.training.optimizers import OptimizerError, Updater, updater_for
+from service.training.optimizers import OptimizerError, Rule, Updater, updater_for
 
 CPU = torch.device("cpu")
 _specs: TypeAdapter[OptimizerConfig] = TypeAdapter(OptimizerSpec)
@@ -118,6 +118,40 @@ def test_updates_that_a_parameter_lacked_are_counted_where_its_rule_counts() -> 
     weight.grad = last.grad = None
     updater.step(1.0)
     assert updater.behind(4) == {bias: 2, last: 3}
+
+
+class Keeping(torch.optim.SGD):
+    """Counts its steps in a place that no checkpoint has."""
+
+    steps = 0
+
+    def __init__(self, parameters: Any, place: str) -> None:
+        super().__init__([{"params": list(parameters), "peak": 0.1, "steps": 0}])
+        self.place = place
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        group = self.param_groups[0]
+        held = {"group": group, "state": self.state[group["params"][0]], "attribute": vars(self)}[self.place]
+        held["steps"] = held.get("steps", 0) + 1
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("group", r"param_groups\[0\]\['steps'\]"), ("state", r"state\[…\]\['steps'\]"), ("attribute", "steps")],
+)
+def test_what_an_optimizer_keeps_beside_its_moments_is_named(place: str, name: str) -> None:
+    own = network()
+    updater = Updater([Rule("keeping", Keeping(own.parameters(), place), (), (), counts=False)], [])
+    updater.prime(0, {})
+    updater.check_state()
+    gradients(own, 0)
+    updater.step(1.0)
+    if place == "attribute":  # what is set first may stay
+        updater.check_state()
+        updater.step(1.0)
+    with pytest.raises(ValueError, match=f"the attribute .{name}. of Keeping is .*checkpoints do not hold"):
+        updater.check_state()
 
 
 def test_groups_have_their_rate_and_decay_and_frozen_ones_stay() -> None:

@@ -212,11 +212,12 @@ def run_all(folder: str) -> dict[str, Any]:
             run_of(make, f"{folder}/{make.__name__}", **dropping)
         except ValueError as error:
             found[make.__name__] = str(error)
-    try:
-        with patch.object(data, "load", of_this_rank):
-            run(f"{folder}/labels", 0.0, **dropping)
-    except DisagreementError as error:
-        found["labels"] = str(error)
+    for name, other in (("labels", of_this_rank), ("digest", with_a_digest_of_this_rank)):
+        try:
+            with patch.object(data, "load", other):
+                run(f"{folder}/{name}", 0.0, **dropping)
+        except DisagreementError as error:
+            found[name] = str(error)
     return found
 
 
@@ -225,6 +226,11 @@ def of_this_rank(spec: DataSpec, layout: DataLayout | None) -> Dataset:
     whole = load(spec, layout)
     train_split = cast(Split, whole.train)
     return replace(whole, train=replace(train_split, targets=train_split.targets.roll(int(os.environ["RANK"]))))
+
+
+def with_a_digest_of_this_rank(spec: DataSpec, layout: DataLayout | None) -> Dataset:
+    """As of one that adds noise from a generator without a seed."""
+    return replace(load(spec, layout), sha256=os.environ["RANK"])
 
 
 def reference() -> list[tuple[float, float]]:
@@ -316,9 +322,10 @@ def test_a_resumed_run_knows_which_parameters_had_no_gradient(tmp_path: Path, ru
 
 
 @pytest.mark.distributed
-def test_ranks_that_load_other_labels_are_told_apart(runs: tuple[Path, dict[str, Any]]) -> None:
+def test_ranks_that_load_other_samples_are_told_apart(runs: tuple[Path, dict[str, Any]]) -> None:
     _, found = runs
     assert "the ranks disagree on the labels that data.source='digits' gives" in found["labels"]
+    assert "the ranks disagree on the digest of the samples that data.source='digits' gives: 0 on" in found["digest"]
 
 
 def test_a_tensor_that_training_changes_is_named_before_a_checkpoint(tmp_path: Path) -> None:

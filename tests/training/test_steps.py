@@ -41,6 +41,12 @@ def test_norm_and_clipping_are_those_of_torch() -> None:
         torch.testing.assert_close(gradient, parameter.grad)
 
 
+def test_gradients_of_complex_parameters_are_clipped_with_the_others() -> None:
+    own = [torch.complex(torch.tensor([3.0]), torch.tensor([4.0])), torch.zeros(2)]
+    clip_(own, squared_norm(own, 1, CPU).sqrt(), 1.0)
+    torch.testing.assert_close(own, [torch.complex(torch.tensor([0.6]), torch.tensor([0.8])), torch.zeros(2)])
+
+
 def test_small_gradients_are_left_alone() -> None:
     own = gradients()
     clip_(own, torch.tensor(1.0), 2.0)

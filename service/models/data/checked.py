@@ -7,7 +7,8 @@ on: a picture with its axes in another order, a label outside the classes that t
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+import threading
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,11 @@ from service.jobs.plugins import IGNORED, Features, Tokens
 from service.jobs.plugins import Samples as Declared
 from service.jobs.spec.data import SOURCES, DataSpec
 from service.models.data.sources import Dataset, Loader, Samples, Split
+from service.models.held_state import digest
+from service.models.randomness import seeded
+
+_TAKEN_TWICE = 32
+"""Samples on disk that are compared with themselves."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,15 @@ class SampleCheck:
 
 @dataclass(frozen=True)
 class CheckedSamples:
-    """Samples on disk, each batch of which is compared with its declaration."""
+    """Samples on disk, each batch of which is compared with its declaration.
+
+    Batches are taken one at a time: a thread reads ahead of a training while another takes what it evaluates, and both
+    splits of a source may seek in one file.
+    """
 
     samples: Samples
     declared: SampleCheck
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -115,9 +126,26 @@ class CheckedSamples:
 
     def as_stored(self, indices: Tensor) -> Split:
         """Return the same with labels in the source's own type."""
-        taken = self.samples.take(indices)
+        with self.lock:
+            taken = self.samples.take(indices)
         self.declared.check(taken, indices)
         return taken
+
+    def check_again(self) -> None:
+        """Raise ``ValueError`` if the first samples are others when they are taken again with the same random numbers:
+        so they would be in a resumed run, and may be on another rank.
+        """
+        first, found = torch.arange(min(len(self), _TAKEN_TWICE)), set()
+        for _ in range(2):
+            with seeded(0, "taken twice"):
+                taken = self.samples.take(first)
+            found.add((digest(taken.inputs), digest(taken.targets)))
+        if len(found) > 1:
+            raise ValueError(
+                f"{self.declared.name} gives other samples when the same ones are taken again; draw from the "
+                "generators of torch, NumPy or Python, which follow from the job's seed, or from one that is made of "
+                "the indices"
+            )
 
     def to(self, device: torch.device) -> CheckedSamples:
         return replace(self, samples=self.samples.to(device))
@@ -128,12 +156,16 @@ def load(spec: DataSpec, layout: DataLayout | None = None) -> Dataset:
     loader: Loader = SOURCES.function(spec.source)
     dataset = loader(spec, layout)
     names = (f"data.source={spec.source!r}", f"the test split of data.source={spec.source!r}")
-    found: list[Samples] = []
+    found, lock = list[Samples](), threading.Lock()
     for samples, name in zip((dataset.train, dataset.test), names, strict=True):
         declared = SampleCheck(spec.gives, name, spec.ignores)
         if isinstance(samples, Split):
             declared.check(samples)
-        found.append(samples if isinstance(samples, Split) else CheckedSamples(samples, declared))
+            found.append(samples)
+        else:
+            found.append(checked := CheckedSamples(samples, declared, lock))
+            if len(checked):
+                checked.check_again()
     return replace(dataset, train=found[0], test=found[1])
 
 
@@ -175,13 +207,13 @@ def digest_of_labels(dataset: Dataset) -> str:
     A loader must give every rank and every attempt the same samples; one that takes files in the order of a folder, or
     classes in that of a set, does not.
     """
-    digest = hashlib.sha256()
+    held = hashlib.sha256()
     for samples in (dataset.train, dataset.test):
         every = max(len(samples) // _LOOKED_AT, 1)
         take = samples.as_stored if isinstance(samples, CheckedSamples) else samples.take
         taken = samples if isinstance(samples, Split) else take(torch.arange(0, len(samples), every))
-        digest.update(str(len(samples)).encode())
+        held.update(str(len(samples)).encode())
         for values in (taken.inputs, taken.targets):
             if not values.is_floating_point():
-                digest.update(values.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+                held.update(values.cpu().contiguous().numpy().tobytes())
+    return held.hexdigest()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from service.models.held_state import lost
+
+_OF_EVERY_OPTIMIZER = frozenset(vars(Optimizer([torch.empty(0)], {})))
+_COUNT = "step"
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Rule:
     """An optimizer of torch over groups of parameters; the job's log calls it ``name``.
 
     ``moments`` are what its state holds of each parameter, in the parameter's shape, by torch's names: they begin at
-    zero, and checkpoints have them. ``counts``: whether it counts, as ``step``, the updates of each parameter.
+    zero, and checkpoints have them. ``counts``: whether it counts, as ``step``, the updates of each parameter. What it
+    keeps beside these would be lost.
     """
 
     name: str
@@ -69,16 +75,32 @@ class Rule:
                 state: dict[str, Tensor] = {moment: torch.zeros_like(parameter) for moment in self.moments}
                 if self.counts:
                     count = float(behind.get(parameter, step))
-                    state["step"] = torch.tensor(count, device=parameter.device if on_device else "cpu")
+                    state[_COUNT] = torch.tensor(count, device=parameter.device if on_device else "cpu")
                 self.optimizer.state[parameter] = state
 
     def behind(self, step: int) -> dict[Tensor, int]:
         """Return the counts that are not ``step``, of parameters that lacked a gradient."""
         groups = self.optimizer.param_groups if self.counts else ()
         learning = [each for group in groups for each in group["params"] if each.requires_grad]
-        counts = [torch.as_tensor(self.optimizer.state[each]["step"]) for each in learning]
+        counts = [torch.as_tensor(self.optimizer.state[each][_COUNT]) for each in learning]
         found = torch.stack(counts).tolist() if counts else []
         return {each: int(count) for each, count in zip(learning, found, strict=True) if count != step}
+
+    def check_state(self) -> None:
+        """Raise ``ValueError`` for what it keeps of a parameter and a checkpoint does not."""
+        held = {*self.moments, *([_COUNT] if self.counts else ())}
+        for state in self.optimizer.state.values():
+            if others := sorted(map(str, state.keys() - held)):
+                kind, what = type(self.optimizer).__name__, "kept of each parameter, and checkpoints do not hold it"
+                raise lost(kind, f"state[…][{others[0]!r}]", f"{what}; expected it among the moments of its Rule")
+
+    def settings(self) -> Iterator[tuple[str, Any]]:
+        """Yield by name what its optimizer keeps beside the state of parameters, but for what a schedule changes."""
+        for place, group in enumerate(self.optimizer.param_groups):
+            for key, value in group.items():
+                if key not in ("params", "lr"):
+                    yield f"param_groups[{place}][{key!r}]", value
+        yield from ((name, value) for name, value in vars(self.optimizer).items() if name not in _OF_EVERY_OPTIMIZER)
 
 
 Factory = Callable[[Any, Sequence[UpdateGroup], torch.device], Sequence[Rule]]

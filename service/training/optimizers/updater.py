@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from service.jobs.plugins import OptimizerConfig, matches
 from service.jobs.runtime import RefusedError
 from service.jobs.spec.optimizer import OPTIMIZERS
+from service.models.held_state import HeldState
 from service.parallel.tensor.placement import global_parameters, global_rows
 from service.training.optimizers.base import Factory, Rule, UpdateGroup
 
@@ -24,6 +25,10 @@ class Updater:
     def __init__(self, rules: Sequence[Rule], frozen: Sequence[tuple[str, nn.Parameter]]) -> None:
         self.rules = rules
         self._frozen = frozen
+        kinds = [type(rule.optimizer) for rule in rules]
+        self._held = [
+            HeldState(kind.__name__, "step", rule.settings, (kind,)) for kind, rule in zip(kinds, rules, strict=True)
+        ]
 
     def drop_frozen(self) -> None:
         """Forget the gradients of frozen parameters, before they are counted in a norm."""
@@ -37,6 +42,12 @@ class Updater:
                 group["lr"] = group["peak"] * share
             rule.optimizer.step()
             rule.optimizer.zero_grad()
+
+    def check_state(self) -> None:
+        """Raise ``ValueError`` for what the rules keep and checkpoints would lose."""
+        for rule, held in zip(self.rules, self._held, strict=True):
+            rule.check_state()
+            held.check()
 
     def prime(self, step: int, behind: Mapping[Tensor, int]) -> None:
         """Give the rules the state that they would have created by ``step``; ``behind`` are the counts of
