@@ -342,9 +342,7 @@ def begin_session(session: str, page: str, key_id: str, idle_ms: int, longest_ms
 
 @script("use_session", "api")
 def use_session(session: str, page: str, ticket: str, path: str, idle_ms: int) -> tuple[()] | tuple[str, str, str]:
-    """Return entry, last use and owner's role of a session's key, and let the session live on, if for any time; or
-    nothing.
-    """
+    """Return entry, last use and owner's role of a session's key, and let the session live on; or nothing."""
 
 
 @script("ended_credentials", "api")
