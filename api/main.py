@@ -18,7 +18,16 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from api.callers import AuditQueue, Context, attach, authenticated, context_of, session_cookie
 from api.deliveries import WebhookSender
 from api.exports.sender import JobExports
-from api.front import ExpensiveAnswers, Hardening, PlainHeads, PlainRoutes, RequestIds, errors, known_names
+from api.front import (
+    ExpensiveAnswers,
+    Hardening,
+    HeadRequests,
+    PlainHeads,
+    PlainRoutes,
+    RequestIds,
+    errors,
+    known_names,
+)
 from api.offload import Apart, Checker, CheckerSettings, FairTurns
 from api.openapi import document
 from api.requests import refuse_ignored
@@ -79,6 +88,7 @@ def create_app(settings: Settings, store: Store | None = None, apart: Apart | No
     turns = FairTurns(settings.max_reads_per_key)
     app.add_middleware(ExpensiveAnswers, store=connected, turns=turns, apart=apart)
     app.add_middleware(PlainRoutes, store=connected, handlers=app.exception_handlers)
+    app.add_middleware(HeadRequests)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(PlainHeads, names=known_names(settings))
     app.add_middleware(Hardening)

@@ -30,6 +30,8 @@ FLOW_COOKIE = "trivet_sign_in"
 """Ties a sign-in at a provider to the browser that began it."""
 PAGE_HEADER = "X-Trivet-Session"
 """The session's other secret, which only pages of this origin, including the port, can know."""
+UNSEEN_HEADER = "X-Trivet-Unseen"
+"""The header of a page that nobody looks at: what it asks by itself does not keep a session alive."""
 EXPIRY_HEADER = "X-Trivet-Key-Expires"
 """The header with the expiry of a request's key, once that is near."""
 _WARN_BEFORE = timedelta(days=14)
@@ -138,6 +140,7 @@ def _by_session(request: Request, store: Store, session: str) -> Caller:
         page=request.headers.get(PAGE_HEADER, ""),
         ticket=request.query_params.get(TICKET, "") if reads else "",
         path=request.scope["raw_path"].decode("latin-1"),
+        is_use=UNSEEN_HEADER not in request.headers,
     )
     if key is None:
         raise _unauthorized(

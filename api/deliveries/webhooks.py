@@ -10,6 +10,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from html import escape
 from urllib.parse import urlsplit
 
@@ -25,7 +26,10 @@ from service.jobs.settings import Settings
 from service.jobs.store import Store
 from service.jobs.store.webhooks import DueDelivery
 
-_AT_ONCE = 16
+_AT_ONCE, _OF_SLOW = 32, 8
+"""Most deliveries at once, of all and to one slow receiver."""
+_MOST_SLOW = 1000
+"""Slow receivers that are known at once."""
 _DAY_S = 86_400.0
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,10 @@ class SenderTimes(RoundTimes):
 
     answer_s: float = 10.0
     """Limit on a receiver's whole answer."""
+    slow_s: float = 2.0
+    """A receiver that last took longer is slow: others do not wait for it."""
+    put_back_s: float = 10.0
+    """Pause of deliveries to a slow receiver that already gets some."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,10 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
         self._disable_s = settings.webhook_disable_days * _DAY_S
         self._mailing = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="mail")
         """A mail server that does not answer keeps these threads, and not those of the event loop."""
+        self._slow: set[str] = set()
+        """Receivers that were slow to answer last."""
+        self._under_way: dict[asyncio.Task[None], str] = {}
+        """Deliveries that are being sent, with their receivers."""
 
     async def stop(self) -> None:
         await super().stop()
@@ -69,15 +81,44 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
     async def _run(self) -> None:
         limits = httpx2.Limits(max_connections=_AT_ONCE, max_keepalive_connections=0)
         async with httpx2.AsyncClient(trust_env=False, follow_redirects=False, limits=limits) as self._client:
-            await super()._run()
+            try:
+                await super()._run()
+            finally:
+                for task in self._under_way:
+                    task.cancel()
+                await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def _round(self) -> bool:
+        """Begin as many as there is room for; one receiver that does not answer keeps no other waiting."""
+        if len(self._under_way) >= _AT_ONCE:
+            await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
         if not await asyncio.to_thread(self._store.webhooks.exist):
             return False
         made = await asyncio.to_thread(self._store.webhooks.make_deliveries, _AT_ONCE)
-        due = await asyncio.to_thread(self._store.webhooks.due, _AT_ONCE)
-        await asyncio.gather(*(self._deliver(each) for each in due))
+        due = await asyncio.to_thread(self._store.webhooks.due, _AT_ONCE - len(self._under_way))
+        if later := [each for each in due if not self._begin(each)]:
+            await asyncio.to_thread(self._store.webhooks.put_back, later, self._times.put_back_s)
         return made + len(due) > 0
+
+    def _begin(self, due: DueDelivery) -> bool:
+        """Begin to send a delivery; return whether its receiver may have it now."""
+        receiver = urlsplit(due.url).netloc or due.format
+        if receiver in self._slow and list(self._under_way.values()).count(receiver) >= _OF_SLOW:
+            return False
+        task = asyncio.create_task(self._deliver(due))
+        self._under_way[task] = receiver
+        task.add_done_callback(partial(self._ended, asyncio.get_running_loop().time()))
+        return True
+
+    def _ended(self, began: float, task: asyncio.Task[None]) -> None:
+        receiver = self._under_way.pop(task)
+        self._slow.discard(receiver)
+        if task.get_loop().time() - began > self._times.slow_s:
+            if len(self._slow) >= _MOST_SLOW:
+                self._slow.clear()  # specs name any receivers
+            self._slow.add(receiver)
+        if not task.cancelled() and (error := task.exception()) is not None:  # it is due again after its hold
+            log.warning("a delivery was not noted: %s: %s", type(error).__name__, error)
 
     async def _deliver(self, due: DueDelivery) -> None:
         delivery, sender = due.delivery, due.sender

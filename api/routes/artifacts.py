@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.responses import MalformedRangeHeader
 from starlette.types import Receive, Scope, Send
 
 from api.callers import ReadableJob, StoreDep
@@ -181,6 +182,14 @@ class OpenFileResponse(FileResponse):
             stat_result=os.fstat(number),
         )
         self._file = file
+
+    @classmethod
+    def _parse_range_header(cls, http_range: str, file_size: int) -> list[tuple[int, int]]:
+        """Return the requested ranges; none, for the whole file, if the header cannot be read, as HTTP wants it."""
+        try:
+            return super()._parse_range_header(http_range, file_size)
+        except MalformedRangeHeader:
+            return []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._file:

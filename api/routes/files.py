@@ -118,14 +118,13 @@ def list_files(
     project: TargetProject,
     limit: Limit = 50,
     cursor: Annotated[
-        str | None, Query(pattern=r"^[0-9]{1,9}$", description="`next_cursor` of the previous page")
+        str | None,
+        Query(pattern=r"^[0-9]{16}-file_[0-9a-f]{64}$", description="`next_cursor` of the previous page"),
     ] = None,
 ) -> Uploads:
     """List a project's uploads: who sent them, which jobs use them, and when they expire."""
-    start = int(cursor or 0)
-    items, total = store.files.list(project, limit, start)
-    following = start + limit
-    return Uploads(items=items, total=total, next_cursor=str(following) if following < total else None)
+    items, total, following = store.files.list(project, limit, cursor or "")
+    return Uploads(items=items, total=total, next_cursor=following or None)
 
 
 def get_file(file_id: str, request: Request, key: Reader, store: StoreDep) -> Any:

@@ -300,6 +300,29 @@ def test_ranges_and_conditions_are_honoured(client: TestClient, worker: Worker, 
     assert client.get(path, headers={"If-None-Match": f'"x", W/{etag}'}).status_code == 304
     assert client.get(path, headers={"If-None-Match": '"x"'}).status_code == 200
     assert client.get(path, headers={"Range": "bytes=2-4", "If-Range": '"old"'}).content == b"0123456789"
+    for unreadable in ("bytes=x", "bytes=5-2", "pages=1-2", "bytes"):
+        whole = client.get(path, headers={"Range": unreadable})
+        assert (whole.status_code, whole.content) == (200, b"0123456789"), unreadable
+
+
+@pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
+def test_head_is_answered_like_get_without_the_body(client: TestClient, worker: Worker, accept: str) -> None:
+    """An endless stream's, too."""
+    job_id = submit(client)
+    publish(worker.store, worker.start(job_id), "a.txt", b"0123456789")
+    for path in (
+        f"/v1/jobs/{job_id}",
+        f"/v1/jobs/{job_id}/artifacts/a.txt",
+        f"/v1/jobs/{job_id}/logs",
+        "/v1/jobs",
+        "/login",
+    ):
+        head = client.head(path, headers={"Accept": accept})
+        assert (head.status_code, head.content) == (200, b""), path
+    assert client.head(f"/v1/jobs/{job_id}/artifacts/a.txt").headers["content-length"] == "10"
+    assert client.head("/v1/events", headers={"Accept": accept}).headers["content-type"].startswith("text/event-stream")
+    assert client.head("/v1/jobs:batch").status_code == 405
+    assert client.head("/v1/jobs/job_0").status_code == 404
 
 
 @pytest.mark.parametrize("media_type", ["text/html", "image/svg+xml", "application/javascript", "text/html; x"])

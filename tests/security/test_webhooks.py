@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +20,13 @@ from waiting import eventually
 from webhook_receiver import Receiver
 from webhook_service import SPEC, notices
 
+from api.deliveries.webhooks import SenderTimes, WebhookSender
 from service.jobs.events import MetricEvent
 from service.jobs.host.embedded_broker import EmbeddedBroker
 from service.jobs.records import PartOutcome
 from service.jobs.records.webhooks import WebhookEvent
 from service.jobs.settings import Settings
-from service.jobs.store import HostReport
+from service.jobs.store import HostReport, Store, stubs
 from service.jobs.store.keyspace import WEBHOOK_CHANGES, WEBHOOK_DUE, WEBHOOKS_FAILING
 from trivet.webhooks import verify
 from workers.supervisor.uploader import Thresholds
@@ -282,6 +285,33 @@ def test_a_note_that_cannot_be_read_keeps_back_no_other(
     _, body = eventually(lambda: receiver.taken and receiver.taken[0])
     assert told_by(body) == ("job.cancelled", job)
     eventually(lambda: not redis.xlen(WEBHOOK_CHANGES()))
+
+
+def test_a_receiver_that_does_not_answer_keeps_no_other_waiting(alone: str, tmp_path: Path, receiver: Receiver) -> None:
+    settings = Settings(data=tmp_path, redis_url=SecretStr(alone), webhook_allow="127.0.0.1")
+    store = Store.connect(settings.broker_url, settings.layout)
+    change = {"job": "job_0", "kind": "train", "name": "", "owner": "ada", "state": "failed", "attempt": 1, "time": 1}
+    unread = json.dumps({"id": "msg_0", "event": {}, "format": "newer"})
+
+    async def send(mute: str) -> int:
+        sender = WebhookSender(settings, store, SenderTimes(answer_s=300.0))
+        sender._slow.add(mute)
+        sender.start()
+        await asyncio.to_thread(eventually, lambda: receiver.taken)
+        under_way = len(sender._under_way)
+        await sender.stop()
+        return under_way
+
+    with socket.create_server(("127.0.0.1", 0)) as mute, redis_py.Redis.from_url(alone, decode_responses=True) as redis:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        for project, url in (("red", f"http://{address}/"), ("blue", receiver.url)):
+            hook, _ = store.webhooks.create(url, ["failed"], [], project=project, by="root")
+            noted = str(redis.xadd(WEBHOOK_CHANGES(), {"d": ""}))
+            stubs.make_deliveries(store.client, noted, 10_000, 9, hook.id, "0", unread)
+        for project in (*["red"] * 50, "blue"):
+            redis.xadd(WEBHOOK_CHANGES(), {"d": json.dumps(change | {"project": project})})
+        assert asyncio.run(send(address)) <= 9
+    store.close()
 
 
 @pytest.mark.slow

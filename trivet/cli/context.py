@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -121,6 +122,15 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
         raise typer.Exit(ExitCode.REFUSED)
 
     return wrapped
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end what follows as Ctrl-C does, with what it has started and its files."""
+    from service.linux import handle_signals  # noqa: PLC0415 - few commands start anything
+
+    with handle_signals(signal.default_int_handler, signal.SIGTERM):
+        yield
 
 
 def _name_missing_package(error: ModuleNotFoundError) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trivet.cli.context import add_group, err, out, refuse, table
+from trivet.cli.context import add_group, err, interrupted_by_sigterm, out, refuse, table
 from trivet.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def prepare(category: _Category, onnx: _Onnx, vnnlib: _Vnnlib, device: _Device =
     """Read both files of an instance, and trace its network, so that the run need not. Exit 2 if it cannot be run."""
     from trivet.vnncomp import deciding  # noqa: PLC0415 - as are the others: most commands need none of it
 
-    deciding.prepare(_question(category, onnx, vnnlib), find_decider(device))
+    with interrupted_by_sigterm():
+        deciding.prepare(_question(category, onnx, vnnlib), find_decider(device))
 
 
 def run(
@@ -62,7 +63,8 @@ def run(
     def ask(*question: Any) -> Mapping[str, Any] | None:
         return find_decider(device)(*question)  # what is wrong with the service is part of the answer, too
 
-    decided = decide(lambda: _question(category, onnx, vnnlib), ask, timeout)
+    with interrupted_by_sigterm():
+        decided = decide(lambda: _question(category, onnx, vnnlib), ask, timeout)
     atomic_write(results, decided.text().encode())
     out.write_line(decided.verdict)
     if decided.reason:

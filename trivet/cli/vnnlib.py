@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trivet.cli.context import err, fails_well, out, refuse, version_here
+from trivet.cli.context import err, fails_well, interrupted_by_sigterm, out, refuse, version_here
 from trivet.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def verify(
         refuse(f"{query} is VNN-LIB 1, without names of networks: `trivet vnncomp run` takes it")
     if not as_real:
         _check_types(question)
-    decided = decide(lambda: question, find_decider(device), timeout)
+    with interrupted_by_sigterm():
+        decided = decide(lambda: question, find_decider(device), timeout)
     if decided.reason:
         err.print(f"{decided.verdict}: {decided.reason}")
     if decided.verdict == "error":

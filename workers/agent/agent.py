@@ -327,9 +327,10 @@ class Agent:
         most = self._settings.max_cache_bytes
         for path in (*trim(self._settings.layout.cache, most), *trim(compiled_caches(), most, of_owners=True)):
             logger.info("deleted %s, the entry unused for the longest time", path)
-        if self._settings.keep_jobs_days is not None:
-            for job_id in self._store.jobs.expire(self._settings.keep_jobs_days * _DAY_S):
-                logger.info("deleted %s, which ended more than %g days ago", job_id, self._settings.keep_jobs_days)
+        days = self._settings.keep_jobs_days
+        while days is not None and not self._stop.is_set() and (gone := self._store.jobs.expire(days * _DAY_S)):
+            for job_id in gone:
+                logger.info("deleted %s, which ended more than %g days ago", job_id, days)
 
     def _repeat(self, work: Callable[[], Any], pause: Callable[[], float]) -> None:
         """Do a chore until the end, through broker outages. Any other error is logged, and the chore is tried again."""

@@ -118,6 +118,13 @@ class CompileSpec(CommonSpec):
             raise ValueError(f"modes climb the ladder from its foot: some of {', '.join(MODES)}, in this order")
         return modes
 
+    @field_validator("phases")
+    @classmethod
+    def _each_once(cls, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        if len(set(phases)) < len(phases):
+            raise ValueError("a phase is there twice; expected train, inference or both, each once")
+        return phases
+
     @model_validator(mode="after")
     def _one_subject(self) -> CompileSpec:
         if (self.model is None) == (self.program is None):

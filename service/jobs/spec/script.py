@@ -60,22 +60,22 @@ class ScriptSpec(CommonSpec):
     @model_validator(mode="before")
     @classmethod
     def _ranks_are_replicas(cls, given: Any) -> Any:
-        """Take ``parallel`` from ``ranks``, unless it says something else: a sweep of ranks has that of its parent."""
+        """Take ``parallel`` from ``ranks``, unless it says something itself."""
         if not isinstance(given, dict) or "ranks" not in given:
             return given
         parallel = given.get("parallel", {})
-        others = {**parallel, "dp_replicate": 1} if isinstance(parallel, dict) else {"pp": 0}
-        if any(size != 1 for size in others.values()):
+        if not isinstance(parallel, dict) or any(size != 1 for size in parallel.values()):
             return given
         return {**given, "parallel": {"dp_replicate": given["ranks"]}}
 
     @model_validator(mode="after")
     def _divides_its_work_itself(self) -> ScriptSpec:
         if self.parallel != ParallelSpec(dp_replicate=self.ranks):
-            got = self.parallel.model_dump()
+            got, expected = self.parallel.model_dump(), f"ranks: {self.parallel.world_size}, and no parallel"
             raise disagreement(
-                "parallel", "a script divides its work itself", got, f"ranks: {self.parallel.world_size}"
+                "parallel", f"a script divides its work itself, and has ranks: {self.ranks}", got, expected
             )
+        self.model_fields_set.discard("parallel")  # it says what ranks says, which a sweep may change
         if self.seed:
             raise disagreement("seed", "a script seeds itself", self.seed, "0, and an argument of the script")
         if self.max_hosts > 1:

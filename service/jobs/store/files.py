@@ -146,6 +146,12 @@ def _held(client: BrokerClient, project: str) -> list[StoredFile]:
     return [StoredFile.model_validate_json(text) for text in client.call("HVALS", UPLOADS(project))]
 
 
+def _place(stored: StoredFile) -> str:
+    """Return the place of an upload among others, as text: the newest ones come first."""
+    microseconds = 0 if stored.created_at is None else round(stored.created_at.timestamp() * 1_000_000)
+    return f"{(1 << 53) - microseconds:016}-{stored.id}"
+
+
 def _delete_unheld(client: BrokerClient, data: DataLayout, objects: ObjectStore | None, file_id: str) -> None:
     """Delete the content of an upload, unless a project has it."""
     if not client.call("SMEMBERS", UPLOAD_HOLDERS(file_id)):
@@ -229,13 +235,16 @@ class Files:
         """Return the projects that have uploaded a file, for operators."""
         return sorted(self.client.call("SMEMBERS", UPLOAD_HOLDERS(file_id)))
 
-    def list(self, project: str, limit: int, start: int = 0) -> tuple[list[Upload], int]:
-        """Return a project's uploads from the ``start``-th on, newest first, and their number."""
-        found = _held(self.client, project)
-        found.sort(key=lambda stored: ((stored.created_at and -stored.created_at.timestamp()) or 0.0, stored.id))
-        chosen = found[start : start + limit]
+    def list(self, project: str, limit: int, after: str = "") -> tuple[list[Upload], int, str]:
+        """Return a project's uploads behind a place in their order, newest first, how many it has in all, and the place
+        of the last one, which is empty if none follow. Uploads that come or go meanwhile move no place.
+        """
+        found = sorted(_held(self.client, project), key=_place)
+        left = [stored for stored in found if _place(stored) > after]
+        chosen = left[:limit]
         told = stubs.describe_uploads(self.client, project, *(stored.id for stored in chosen)) if chosen else []
-        return [self._upload(stored, *told_of) for stored, told_of in zip(chosen, told, strict=True)], len(found)
+        items = [self._upload(stored, *told_of) for stored, told_of in zip(chosen, told, strict=True)]
+        return items, len(found), _place(chosen[-1]) if len(left) > limit else ""
 
     def _upload(self, stored: StoredFile, used: str, job_count: int, jobs: Iterable[str], in_use: str) -> Upload:
         last = decode.moment(used) if used else None

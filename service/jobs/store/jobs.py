@@ -323,13 +323,16 @@ class Jobs:
         return tuple(gone)
 
     def _ended_before(self, index: str, age_s: float) -> Iterator[str]:
-        seconds, _ = self.client.call("TIME")
+        seconds, microseconds = self.client.call("TIME")
+        before_ms, now_ms = (int(seconds) - age_s) * 1000, int(seconds) * 1000 + int(microseconds) / 1000
         after = "-"
         while ids := self.client.call("ZRANGE", JOBS_BY(index), after, "+", "BYLEX", "LIMIT", 0, _CHUNK):
             for job_id in filter(JOB_ID.fullmatch, ids):
-                ended = self.client.call("HGET", JOB(job_id), "ended_at")
-                if ended is not None and int(seconds) - float(ended) / 1000 > age_s:
+                created, ended = self.client.call("HMGET", JOB(job_id), "created_at", "ended_at")
+                if ended is not None and float(ended) < before_ms:
                     yield str(job_id)
+                elif created is not None and before_ms <= float(created) <= now_ms:
+                    return  # those submitted later cannot have ended longer ago
             after = f"({ids[-1]}"
 
     def _try_to_delete(self, job_id: str) -> bool:

@@ -49,12 +49,15 @@ class Sessions:
         )
         return made
 
-    def resume(self, cookie: str, *, page: str = "", ticket: str = "", path: str = "") -> ApiKey | None:
-        """Return the session's key and count this as a use, if ``page`` is the session's other secret, or ``ticket``
-        was given for ``path``.
+    def resume(
+        self, cookie: str, *, page: str = "", ticket: str = "", path: str = "", is_use: bool = True
+    ) -> ApiKey | None:
+        """Return the session's key if ``page`` is the session's other secret, or ``ticket`` was given for ``path``. The
+        session lives on from here if somebody uses it.
         """
+        idle_ms = _ms(self.idle_s) if is_use else 0
         found = stubs.use_session(
-            self.client, _digest(cookie), _digest(page), ticket and _digest(ticket), path, _ms(self.idle_s)
+            self.client, _digest(cookie), _digest(page), ticket and _digest(ticket), path, idle_ms
         )
         return self.keys.used(*found) if found else None
 

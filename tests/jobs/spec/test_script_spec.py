@@ -17,6 +17,7 @@ def test_ranks_are_replicas_and_numbers_are_words_of_the_command_line() -> None:
     assert spec.parallel.world_size == 2
     assert spec.args == ["--epochs", "3", "0.5"]
     assert ScriptSpec.model_validate_json(spec.model_dump_json(by_alias=True)) == spec
+    assert ScriptSpec.model_validate({**spec.model_dump(exclude_unset=True), "ranks": 4}).parallel.world_size == 4
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,11 @@ def test_ranks_are_replicas_and_numbers_are_words_of_the_command_line() -> None:
         ({"entry": "train.sh"}, "should match pattern"),
         ({"keep": ["../*"]}, "expected a path within the archive"),
         ({"args": ["a\0b"]}, "should match pattern"),
-        ({"parallel": {"tp": 2}}, "parallel: a script divides its work itself; expected ranks: 2"),
+        ({"parallel": {"tp": 2}}, "parallel: a script divides its work itself, and has ranks: 1; expected ranks: 2"),
+        (
+            {"ranks": 2, "parallel": {"dp_replicate": 4}},
+            "parallel: .* has ranks: 2; expected ranks: 4, and no parallel",
+        ),
         ({"max_hosts": 2}, "max_hosts: a script has no network"),
         ({"seed": 1}, "seed: a script seeds itself"),
     ],

@@ -115,6 +115,11 @@ def test_the_schema_has_every_family_and_source(kind: str) -> None:
     assert {each.declaration.config.__name__ for each in SOURCES.provided.values()} <= definitions.keys()
 
 
+def test_a_phase_of_a_compile_check_is_there_once() -> None:
+    with pytest.raises(ValidationError, match="a phase is there twice"):
+        CompileSpec.model_validate({"model": MLP, "phases": ["train", "train"]})
+
+
 def test_coarse_arithmetic_is_judged_by_a_wider_tolerance_unless_one_is_said() -> None:
     model = {"family": "mlp", "in_features": 2, "hidden": [2], "out_features": 2}
     said = {"absolute": 1e-2, "ratio": 4}

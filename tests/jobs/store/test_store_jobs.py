@@ -336,10 +336,17 @@ def test_expiry_reaches_past_jobs_that_stay(store: Store, world: World, monkeypa
     jobs = [world.submit() for _ in range(7)]
     for job in jobs:
         store.jobs.cancel(job.id)
+        world.redis.hincrby(JOB(job.id), "created_at", -10_000_000)
     for job in jobs[4:]:
         world.redis.hincrby(JOB(job.id), "ended_at", -10_000_000)
     assert store.jobs.expire(3600, most=2) == (jobs[4].id, jobs[5].id)
     assert store.jobs.expire(3600) == (jobs[6].id,)
+    later = [world.submit() for _ in range(3)]
+    for job in later:
+        store.jobs.cancel(job.id)
+    asked = world.redis.info("commandstats")["cmdstat_hmget"]["calls"]
+    assert store.jobs.expire(3600) == ()
+    assert world.redis.info("commandstats")["cmdstat_hmget"]["calls"] == asked + 5, "of jobs that are too young, one"
 
 
 def test_ended_jobs_expire_unless_something_needs_them(store: Store, redis: redis_py.Redis, world: World) -> None:
@@ -354,7 +361,7 @@ def test_ended_jobs_expire_unless_something_needs_them(store: Store, redis: redi
     running = world.submit(after=[needed.id])
     world.start(running)
     for job in (old, needed):
-        redis.hset(JOB(job.id), "ended_at", 1_000_000)
+        redis.hset(JOB(job.id), mapping={"created_at": 1_000_000, "ended_at": 1_000_000})
     assert store.jobs.expire(3600.0) == (old.id,)
     assert {job.id for job in store.jobs.list().items} == {needed.id, fresh.id, running.id}
     assert store.jobs.expire(3600.0) == ()

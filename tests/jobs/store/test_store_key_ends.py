@@ -67,6 +67,17 @@ def test_a_session_ends_with_its_time_where_no_worker_keeps_the_stores_clock_goi
     assert store.sessions.resume(session.cookie, page=session.page) is None
 
 
+def test_a_page_that_nobody_sees_keeps_no_session_alive(store: Store, redis: redis_py.Redis) -> None:
+    key, _ = store.keys.create("ann", ["read"])
+    session = store.sessions.begin(key)
+    (name,) = redis.scan_iter(SESSION("*"))
+    redis.pexpire(name, 60_000)
+    assert store.sessions.resume(session.cookie, page=session.page, is_use=False) is not None
+    assert redis.pttl(name) <= 60_000
+    assert store.sessions.resume(session.cookie, page=session.page) is not None
+    assert redis.pttl(name) > 60_000
+
+
 def test_an_admin_key_that_expired_locks_nobody_out(store: Store, redis: redis_py.Redis) -> None:
     key, _ = store.keys.create("admin", ["admin"], expires_at=in_days(1))
     assert store.keys.ensure_admin() is None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
+from functools import partialmethod
 
 import pytest
 import redis as redis_py
+from digits import digits_job
 from pydantic import SecretStr
 from waiting import eventually
 
@@ -15,7 +17,10 @@ from service.jobs.files import DataLayout
 from service.jobs.host import SupervisorRegistry
 from service.jobs.records import AllocatedDevices
 from service.jobs.settings import Settings
+from service.jobs.spec.train import TrainSpec
 from service.jobs.store import HostReport, Store
+from service.jobs.store.jobs import Jobs
+from service.jobs.store.keyspace import JOB
 from workers.agent.agent import Agent, AgentSettings
 from workers.agent.allocated_part import _HostOfAllocation
 from workers.launchers import AllocatedHost
@@ -36,6 +41,21 @@ def test_hosts_of_allocations_make_no_chore_rarer(settings: Settings) -> None:
         assert len(store.hosts.list()) == 4
         assert agent._fleet == 1
         agent._store.close()
+
+
+def test_all_jobs_that_ended_long_ago_are_deleted_at_once(
+    settings: Settings, redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many more end in a day than one script deletes."""
+    monkeypatch.setattr(Jobs, "expire", partialmethod(Jobs.expire, most=1))
+    agent = Agent(settings.model_copy(update={"keep_jobs_days": 1.0}), AgentSettings())
+    for _ in range(3):
+        job, _ = agent._store.jobs.submit(TrainSpec.model_validate(digits_job()), "ann")
+        agent._store.jobs.cancel(job.id)
+        redis.hset(JOB(job.id), mapping={"created_at": 0, "ended_at": 0})
+    agent._expire()
+    assert agent._store.jobs.list().items == ()
+    agent._store.close()
 
 
 def test_a_heartbeat_outlives_an_unexpected_error(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,11 @@ const SESSION = "trivet-session";
 /** @param {string} secret what signing in answered */
 export const keepSession = (secret) => localStorage.setItem(SESSION, secret);
 
-/** What a request of a page has beside the cookie. */
-export const sessionHeader = () => ({ "X-Trivet-Session": localStorage.getItem(SESSION) ?? "" });
+/** What a request of a page has beside the cookie; what a page asks that nobody sees is no use of the session. */
+export const sessionHeader = () => ({
+  "X-Trivet-Session": localStorage.getItem(SESSION) ?? "",
+  ...(document.hidden ? { "X-Trivet-Unseen": "1" } : {}),
+});
 
 /** A response's date is cut to seconds, and clocks of one site differ a little. */
 const OVERLAP_MS = 3000;

@@ -1,5 +1,5 @@
--- Find the key of a session that a page speaks for, and let the session live on from now, until its end by the time of
--- day. The page proves itself by its secret, or by a ticket that it was given for this path.
+-- Find the key of a session that a page speaks for, and let the session live on for idle_ms from now, until its end by
+-- the time of day; with 0 it ends when it would have. The page proves itself by its secret, or by a ticket that it was given for this path.
 -- USES: core keys members
 -- ARGV: session: str, page: str, ticket: str, path: str, idle_ms: int
 -- RETURNS: the key's entry, its last use and its owner's role (see lib/members.lua); nothing when
@@ -19,5 +19,7 @@ if not found or left <= 0 then
   redis.call("DEL", KEY.session(session))
   return {}
 end
-redis.call("PEXPIRE", KEY.session(session), whole(math.min(idle_ms, left)))
+if idle_ms > 0 then
+  redis.call("PEXPIRE", KEY.session(session), whole(math.min(idle_ms, left)))
+end
 return { found, redis.call("HGET", KEY.api_keys_used(), held[1]) or "", role_of(found) }
