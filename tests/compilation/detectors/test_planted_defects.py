@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
 from importlib import import_module
@@ -216,6 +217,12 @@ def test_a_disabled_forward_is_vacuous_and_stops_the_climb(ascend: Ascend) -> No
     assert "eager did not pass (vacuous)" in messages(second)
 
 
+def test_what_keeps_a_whole_forward_from_being_compiled_is_told_with_its_line(ascend: Ascend) -> None:
+    (result,) = ascend(empty.BREAKING_IN_A_LOOP, rungs=LADDER[:1])
+    line = inspect.getsourcelines(empty.BreakingInALoop.forward)[1] + 3
+    assert f"the model ran uncompiled; the graph breaks at {empty.__file__}:{line} in forward: " in messages(result)
+
+
 def test_training_without_a_compiled_backward_is_vacuous(ascend: Ascend) -> None:
     (result,) = ascend(clean.PERCEPTRON, rungs=[Rung("planted", "eager", compiles_backward=True)])
     assert result.verdict == "vacuous"
@@ -240,7 +247,7 @@ def test_a_stance_that_forces_eager_is_vacuous(ascend: Ascend) -> None:
 def test_a_compile_error_fails_the_rung_and_the_rest_is_not_reached(ascend: Ascend) -> None:
     results = ascend(clean.PERCEPTRON, rungs=[planted(backends.crashes), LADDER[1]])
     assert verdicts(results) == ["fail_error", "not_reached"]
-    assert "BackendCompilerFailed" in messages(results[0])
+    assert re.search(r"BackendCompilerFailed: .*program/model.py:\d+\)$", results[0].findings[0].message)
     assert "planted" in messages(results[1])
 
 
