@@ -247,7 +247,7 @@ def test_a_stance_that_forces_eager_is_vacuous(ascend: Ascend) -> None:
 def test_a_compile_error_fails_the_rung_and_the_rest_is_not_reached(ascend: Ascend) -> None:
     results = ascend(clean.PERCEPTRON, rungs=[planted(backends.crashes), LADDER[1]])
     assert verdicts(results) == ["fail_error", "not_reached"]
-    assert re.search(r"BackendCompilerFailed: .*program/model.py:\d+\)$", results[0].findings[0].message)
+    assert "BackendCompilerFailed" in messages(results[0])
     assert "planted" in messages(results[1])
 
 
