@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,8 +53,7 @@ _COARSER = 8.0
 Recorded = Callable[[BuiltProgram, Snapshot, int], Mapping[Key, Tensor]]
 Places = Mapping[tuple[Key, int], Tensor]
 """Elements of tensors to look at, by the tensor and how many it has: another shape is another tensor."""
-_NOWHERE: Places = MappingProxyType({})
-_NO_MORE: Mapping[Key, float] = MappingProxyType({})
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 SEEDS = 96
@@ -77,7 +77,7 @@ def differs_in_distribution(
     baseline: Baseline,
     tolerance: Tolerance,
     agree: Callable[[float], float],
-    places: Places = _NOWHERE,
+    places: Places = _NOTHING,
 ) -> tuple[str, int]:
     """Return the tensor whose distribution in the compiled program differs from eager's, empty if there is none, and
     over how many seeds of the two it was compared; the elements at ``places`` are compared besides a sample.
@@ -85,15 +85,13 @@ def differs_in_distribution(
     It must stand out again with other seeds. ``agree`` makes one number for all out of each rank's.
     """
     eager = build(compiled.program, compiled.phase)
-    rounding = _rounding_only(eager, baseline)
+    rounding, coarser = _rounding_only(eager, baseline), _permitted(baseline, tolerance)
     found, seeds = "", SEEDS
     for first in (_FIRST, 2 * _FIRST):
         sides = [_samples(each, baseline, first + own, agree, places) for own, each in enumerate((eager, compiled))]
         # Of a rank without anything to compare, such as a frozen stage, there are none.
         seeds = min([seeds, *(len(value) for side in sides for group in side for value in group.values())])
-        by_step = (
-            _apart(_without(rounding, groups), tolerance, _roundings(baseline)) for groups in zip(*sides, strict=True)
-        )
+        by_step = (_apart(_without(rounding, groups), tolerance, coarser) for groups in zip(*sides, strict=True))
         found = next(filter(None, by_step), "")
         if not agree(float(bool(found))):
             found = _slopes_apart(eager, compiled, baseline, first, agree)
@@ -122,13 +120,17 @@ def _is_judged(key: Key) -> bool:
     return key[0].removesuffix(WHOLE) in _JUDGED
 
 
-def _roundings(baseline: Baseline) -> dict[Key, float]:
-    """Return how far rounding may move elements of each tensor, as a part of its size."""
+def _permitted(baseline: Baseline, tolerance: Tolerance) -> dict[Key, float]:
+    """Return how far an element of each tensor may be off draw by draw, as a part of the tensor's size: by its
+    tolerance and by rounding.
+    """
     found: dict[Key, float] = {}
     for each in baseline.oracles[: baseline.iterations]:
         for key, oracle in each.items():
             moved = max(oracle.rounding, oracle.noise.rms, oracle.allowed.rms)
-            found[key] = max(found.get(key, 0.0), _COARSER * moved / (oracle.scale or 1.0))
+            if size := scale_of(oracle.eager):
+                permitted = (tolerance.absolute * oracle.scale + _COARSER * moved) / size
+                found[key] = max(found.get(key, 0.0), permitted)
     return found
 
 
@@ -160,7 +162,7 @@ def _without(rounding: Collection[Key], groups: Sequence[Mapping[Key, Tensor]]) 
 
 
 def _apart(
-    groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance, coarser: Mapping[Key, float] = _NO_MORE
+    groups: Sequence[Mapping[Key, Tensor]], tolerance: Tolerance, coarser: Mapping[Key, float] = _NOTHING
 ) -> str:
     eager, compiled = groups[0], _without_zeros(groups[1], groups[0])
     if eager.keys() != compiled.keys():
@@ -222,7 +224,7 @@ def _without_zeros(compiled: Mapping[Key, Tensor], eager: Mapping[Key, Tensor]) 
 
 
 def _samples(
-    built: BuiltProgram, baseline: Baseline, first: int, agree: Callable[[float], float], places: Places = _NOWHERE
+    built: BuiltProgram, baseline: Baseline, first: int, agree: Callable[[float], float], places: Places = _NOTHING
 ) -> list[dict[Key, Tensor]]:
     """Return for each step of the period, of each tensor, one row for each seed; every one from the first state."""
     built = built.restarted()
@@ -271,11 +273,11 @@ def _standing_out(
     eager: Mapping[Key, Tensor],
     compiled: Mapping[Key, Tensor],
     rounding: float,
-    coarser: Mapping[Key, float] = _NO_MORE,
+    coarser: Mapping[Key, float] = _NOTHING,
 ) -> str:
     """Return the tensor whose statistic is larger for the two groups than for any drawn at random; or nothing.
 
-    Distances up to ``rounding`` do not count, nor those up to what is ``coarser``; of whole numbers all do.
+    Distances up to ``rounding`` do not count, nor those up to a tensor's own in ``coarser``; of whole numbers all do.
     """
     generator = torch.Generator().manual_seed(_PERMUTED)
     pairs = min(len(each) for side in (eager, compiled) for each in side.values())

@@ -162,6 +162,15 @@ def test_means_and_variances_that_stand_out_are_named(factor: float, shift: floa
         assert _standing_out(samples(seed), samples(100 + seed, factor, shift), Tolerance().absolute) == what
 
 
+@pytest.mark.parametrize(("permitted", "what"), [(1e-4, "the mean of some elements of output y"), (1e-2, "")])
+def test_one_element_that_no_seed_changes_is_named_if_it_is_further_off_than_it_may_be(
+    permitted: float, what: str
+) -> None:
+    eager, compiled = samples(1), samples(2)
+    eager["output", "y"][:, 3], compiled["output", "y"][:, 3] = 1.0, 1.005
+    assert _standing_out(eager, compiled, Tolerance().absolute, {("output", "y"): permitted}) == what
+
+
 @pytest.mark.parametrize("kinds", [{}, {("output", "masked"): torch.full((64, 8), -torch.inf, dtype=torch.float64)}])
 def test_what_is_not_finite_hides_nothing(kinds: dict[Key, Tensor]) -> None:
     """Such as masked scores, in eager too; a mean over NaN would stand out nowhere."""
