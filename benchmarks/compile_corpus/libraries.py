@@ -175,6 +175,7 @@ def _installed() -> Iterator[Entry]:
                 thread="pytorch/pytorch#175557" if name.endswith("lazily_cached") else "",
                 shows=("cuda",),
                 period=LENGTH if name.endswith("cached") else 1,
+                unsound=("cpu 2.11",) if name == "convnext_timm_train" else (),  # gradients of 1e-7 of eager's size
             )
 
 

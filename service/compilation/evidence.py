@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """A place where a graph ended early."""
+    """A place where a graph ended early, or for which a function is not compiled at all."""
 
     reason: str
     file: str = ""
@@ -15,6 +15,10 @@ class GraphBreak:
     """0, and the names empty, if the compiler named no place."""
     function: str = ""
     count: int = 1
+
+    def __str__(self) -> str:
+        place = f" at {self.file}:{self.line} in {self.function}" if self.line else ""
+        return f"the graph breaks{place}: {self.reason}"
 
 
 @dataclass(frozen=True)

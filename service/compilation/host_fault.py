@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import re
 import traceback
-from pathlib import Path
 
 import torch
 
 from service.compilation.instruments.text import first_line
+from service.parallel.boundary.holders import FOREIGN
 from service.torch_internals.table import TorchInternalMissing, internal
 
 _NUMBERS = frozenset(
@@ -29,7 +29,6 @@ does not permit "when stream is capturing", or "on an event" of a capture, is th
 """
 _OTHERS_SHARE = 0.1
 """The share of a device's memory that other processes must hold to be the cause of its shortage."""
-_INSTRUMENTS = str(Path(__file__).parent / "instruments")
 
 
 class HostFaultError(RuntimeError):
@@ -52,13 +51,14 @@ def fault_of_program(error: Exception) -> str:
 
 
 def describe(error: Exception) -> str:
-    """Return the class, the first line of the message, and the last place outside of installed packages and of the
-    instruments.
+    """Return the class, the first line of the message, and the last place outside of installed packages and of what
+    watches the program; of code that Dynamo was tracing, the line there.
     """
+    traced = getattr(error, "real_stack", None) or ()
     frames = [
         frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and _INSTRUMENTS not in frame.filename
+        for frame in (*traceback.extract_tb(error.__traceback__), *traced)
+        if not any(part in frame.filename for part in ("site-packages", *FOREIGN))
     ]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {first_line(str(error))}{place}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import GeneratorType
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from service.jobs.spec.compile import Phase
 from service.jobs.spec.program import PROGRAMS
 from service.models.compiled import compile_units
 from service.models.parallelize import Fingerprint, environment, plain, sources_of
-from service.parallel.boundary import StepBoundary
+from service.parallel.boundary import CallSite, StepBoundary
 from service.parallel.mesh import Mesh
 
 
@@ -100,7 +101,7 @@ class Program(Protocol):
 
     @property
     def period(self) -> int:
-        """Return the number of steps until every input shape has been seen."""
+        """Return a number of steps of which any so many in a row have every input shape."""
 
     def build(self, dtype: torch.dtype) -> Parts:
         """Return new modules, each time with the same float32 weights, converted to ``dtype``.
@@ -155,6 +156,17 @@ class Steps(Iterator[Step]):
     def __init__(self, steps: Iterator[Step], phase: Phase) -> None:
         self._steps, self._phase = steps, phase
         self._has_gradients = torch.is_grad_enabled()
+
+    @property
+    def site(self) -> CallSite:
+        """Return where the program yielded its last step; the class of what gives them if that is no generator."""
+        steps: object = self._steps
+        while isinstance(inner := getattr(steps, "gi_yieldfrom", None), GeneratorType):
+            steps = inner
+        frame = getattr(steps, "gi_frame", None)
+        if frame is None:
+            return CallSite(type(steps).__qualname__, 0, "__next__")
+        return CallSite(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     def __next__(self) -> Step:
         with torch.set_grad_enabled(self._has_gradients):

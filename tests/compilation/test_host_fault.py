@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable
+from traceback import FrameSummary
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch._dynamo import symbolic_convert
 from torch._inductor.compile_worker.subproc_pool import SubprocException
 from torch._inductor.exc import CppCompileError
 
-from service.compilation.host_fault import HostFaultError, raise_host_fault
+from service.compilation.host_fault import HostFaultError, describe, raise_host_fault
 from service.compilation.ladder import climb
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest.faults import FaultyProgram
@@ -69,6 +70,13 @@ def test_a_fault_of_the_host_within_a_compiler_is_no_verdict(error: Callable[[],
 def test_a_fault_of_the_compiler_is_a_verdict(error: Callable[[], Exception]) -> None:
     (result,) = climb(FaultyProgram(), [failing(error)], ["train"], PLAN)
     assert result.verdict == "fail_error"
+
+
+def test_an_error_in_what_dynamo_traced_has_the_programs_line() -> None:
+    places = (("net.py", 7), ("/site-packages/torch/nn.py", 3), ("/service/compilation/monitor/boundary_monitor.py", 9))
+    error: Any = RuntimeError("no such product")
+    error.real_stack = [FrameSummary(file, line, "forward") for file, line in places]
+    assert describe(error) == "RuntimeError: no such product (net.py:7)"
 
 
 def test_a_torch_that_lacks_what_the_check_looks_through_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.compilation.evidence import GraphBreak, Recompile
+from service.compilation.evidence import Recompile
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 
@@ -14,7 +14,7 @@ from service.compilation.verdicts import Finding
 def detect(observation: Observation) -> Iterator[Finding]:
     if observation.must_be_whole:
         for broken in observation.evidence.graph_breaks:
-            yield Finding("fail_break", f"fullgraph: the graph breaks{_place(broken)}: {broken.reason}")
+            yield Finding("fail_break", f"fullgraph: {broken}")
     graphs = observation.evidence.cuda_graphs
     if graphs is not None and graphs.late:
         again = "".join(f": {each.reason} ({each.count}×)" for each in graphs.rerecords[:1])
@@ -25,10 +25,6 @@ def detect(observation: Observation) -> Iterator[Finding]:
         return
     cause = _cause(observation.evidence.recompiles, late)
     yield Finding("unstable", f"still compiling after warm-up, in {len(late)} iterations from {late[0]} on{cause}")
-
-
-def _place(broken: GraphBreak) -> str:
-    return f" at {broken.file}:{broken.line} in {broken.function}" if broken.line else ""
 
 
 def _cause(recompiles: tuple[Recompile, ...], late: tuple[int, ...]) -> str:

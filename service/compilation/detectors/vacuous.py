@@ -28,7 +28,8 @@ def detect(observation: Observation) -> Iterator[Finding]:
 def _reasons(observation: Observation) -> Iterator[str]:
     evidence, training = observation.evidence, observation.training
     if not evidence.graphs:
-        yield "no graph was captured: the model ran uncompiled"
+        why = "".join(f"; {each}" for each in evidence.graph_breaks[:1])
+        yield f"no graph was captured: the model ran uncompiled{why}"
     elif not evidence.operations:
         yield f"{evidence.graphs} graphs hold no operator: the model ran uncompiled"
     elif training and observation.case.rung.compiles_backward and not _backward_ran(observation):

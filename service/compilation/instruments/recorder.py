@@ -76,7 +76,7 @@ class Recorder:
             graphs=int(utils.counters["stats"]["unique_graphs"]),
             backward_graphs=sum(record.is_forward is False for record in records),
             operations=int(utils.counters["stats"]["calls_captured"]),
-            graph_breaks=_graph_breaks(),
+            graph_breaks=(*_graph_breaks(), *_declined(failed)),
             recompiles=tuple(self._recompiles(forward)),
             late=tuple(index for index in range(warm_up, len(self.marks)) if self.marks[index] > self.marks[index - 1]),
             limit_hits=tuple(_limit_hit(record) for record in failed if _is_limit(record)),
@@ -125,9 +125,23 @@ def _is_limit(record: Any) -> bool:
     return _LIMIT in str(record.fail_reason)
 
 
+def _is_declined(record: Any) -> bool:
+    """Return whether Dynamo declined the whole function, such as for a break in a loop; it counts no break for that."""
+    return not _is_limit(record) and record.fail_type in {"Unsupported", "SkipFrame"}
+
+
+def _declined(failed: Iterable[Any]) -> Iterator[GraphBreak]:
+    for place, count in Counter(map(_locate_failure, filter(_is_declined, failed))).items():
+        yield GraphBreak(*place, count=count)
+
+
+def _locate_failure(record: Any) -> tuple[str, str, int, str]:
+    place = record.fail_user_frame_filename or "", record.fail_user_frame_lineno or 0, record.co_name or ""
+    return (first_line(str(record.fail_reason)), *place)
+
+
 def _is_silent_failure(record: Any) -> bool:
-    """Return whether a failure is other than code that Dynamo declines (it reports that as a graph break)."""
-    return not _is_limit(record) and record.fail_type not in {"Unsupported", "SkipFrame"}
+    return not (_is_limit(record) or _is_declined(record))
 
 
 def _limit_hit(record: Any) -> str:

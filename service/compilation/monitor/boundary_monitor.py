@@ -167,6 +167,10 @@ class BoundaryMonitor:
             self._read_retained(call.arguments[0])
         return result
 
+    def handed_over(self, results: Any, site: CallSite) -> None:
+        """Note that the program hands over results of a step at ``site``: whoever takes them reads them."""
+        self._read(self._results.overwritten_in(results), site, (results,))
+
     def _read_retained(self, tensor: Tensor) -> None:
         """Note that a gradient of a rehearsed result is read: replays give out the same tensor as the first."""
         for reference, origin in self._returned:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import torch
@@ -64,11 +64,12 @@ class BatchedProgram:
 
     @property
     def period(self) -> int:
-        """Return the number of batches until every input shape has been seen."""
-        first: dict[Shapes, int] = {}
+        """Return the longest way from a batch to the next one of its shape: any so many in a row have every shape."""
+        places: dict[Shapes, list[int]] = {}
         for index, batch in enumerate(self.batches):
-            first.setdefault(batch.shapes, index)
-        return max(first.values()) + 1
+            places.setdefault(batch.shapes, []).append(index)
+        turns = ([*own, own[0] + len(self.batches)] for own in places.values())
+        return max(then - before for turn in turns for before, then in pairwise(turn))
 
     def _settle(self, modules: Iterable[nn.Module], group: str) -> None:
         """End the backwards of a step as a job does, where ranks of the data-parallel ``group`` may reach different

@@ -18,7 +18,7 @@ from service.compilation.run.audit import Audit, audit, unseen_in
 from service.compilation.run.baseline import Baseline, draws_like
 from service.compilation.run.built_program import BuiltProgram, build
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.distribution import SEEDS, differs_in_distribution
+from service.compilation.run.distribution import SEEDS, Places, differs_in_distribution, furthest_off
 from service.compilation.run.kinks import are_kinks, doubtful, drew_otherwise, jumps, own_limit
 from service.compilation.run.notes import names_of
 from service.compilation.run.observation import RungCase
@@ -84,7 +84,8 @@ class Assessment:
         never = only_left or any(each.stale_by or each.is_unlike for each in wrong)
         may = otherwise and self.baseline.eager.random and not never
         if self.plan.agree(float(may and bool(wrong))):
-            self.redrawn = not self._differing_draws(built) and may and bool(wrong)
+            places = furthest_off(wrong, run, self.baseline)
+            self.redrawn = not self._differing_draws(built, places) and may and bool(wrong)
         if self.redrawn:
             self._excuse(_REDRAWN)
 
@@ -111,10 +112,11 @@ class Assessment:
             return ""  # it was compared with such draws
         with own_random_numbers():
             forget_compiled()
-            return self._differing_draws(build(self.program, self.case.phase, self.case.rung))
+            return self._differing_draws(build(self.program, self.case.phase, self.case.rung), {})
 
-    def _differing_draws(self, built: BuiltProgram) -> str:
-        differs, self.seeds = differs_in_distribution(built, self.baseline, self.plan.tolerance, self.plan.agree)
+    def _differing_draws(self, built: BuiltProgram, places: Places) -> str:
+        settings = self.baseline, self.plan.tolerance, self.plan.agree
+        differs, self.seeds = differs_in_distribution(built, *settings, places)
         return differs
 
     def _audit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from service.jobs.spec.compile import Phase
 from service.models.compiled import apply_compile, compile_unit
 from service.models.program import Steps, build_parts
 from service.models.randomness import drawn, seed_all
-from service.parallel.boundary import StepBoundary
+from service.parallel.boundary import CallSite, StepBoundary
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class BuiltProgram:
     phase: Phase
     parts: Parts
     boundary: StepBoundary
-    steps: Iterator[Step]
+    steps: Steps
     trainable: Mapping[str, Tensor]
     """The parameters of its optimizers, by name."""
     frozen: Mapping[str, Tensor]
-    """The other parameters of its modules, but for tensor subclasses."""
+    """The other parameters of its modules."""
     units: Mapping[str, nn.Module]
     """The compiled modules, by name; none in an uncompiled program."""
     copied: frozenset[str]
@@ -116,8 +116,13 @@ def _begin(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.
     return BuiltProgram(program, phase, parts, boundary, steps, trainable, frozen, units, copied, members)
 
 
-def record_step(built: BuiltProgram, seed: int) -> StepRecord:
-    """Run the next step with this seed of the random numbers, and return its results."""
+def record_step(
+    built: BuiltProgram, seed: int, handed_over: Callable[[Any, CallSite], None] = lambda results, site: None
+) -> StepRecord:
+    """Run the next step with this seed of the random numbers, and return its results.
+
+    ``handed_over`` is called with those that the program yields, and where.
+    """
     seed_all(seed)
     device = built.program.device
     fresh = drawn(device)
@@ -129,6 +134,7 @@ def record_step(built: BuiltProgram, seed: int) -> StepRecord:
             stack.callback(hook.remove)
         step = built.step()
     generators = drawn(device)
+    handed_over((step.losses, step.outputs), built.steps.site)
     left = {name: after for name, (_, after) in step.inputs.items()}
     by_kind = {"loss": step.losses, "output": step.outputs, "input": left}
     tensors = copies_to_compare((kind, name, value) for kind, of in by_kind.items() for name, value in of.items())
@@ -151,7 +157,7 @@ def _is_changed(before: Tensor, after: Tensor) -> bool:
     return copies[0].keys() != copies[1].keys() or not all(map(torch.equal, copies[0].values(), copies[1].values()))
 
 
-def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Steps:
     return Steps(program.train(parts, boundary) if phase == "train" else program.inference(parts, boundary), phase)
 
 
@@ -165,14 +171,7 @@ def _parameters(parts: Parts) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     known = {id(value) for value in trainable.values()}
     loose = (value for value in own.values() if id(value) not in known)
     trainable |= {f"optimizer parameter {number}": value for number, value in enumerate(loose)}
-    return trainable, {name: value for name, value in named.items() if id(value) not in own and not _is_packed(value)}
-
-
-def _is_packed(value: Tensor) -> bool:
-    """Return whether this rank's part of ``value`` is a tensor subclass over others, such as quantised weights, which
-    may have no arithmetic to compare it with.
-    """
-    return hasattr(local_part(value), "__tensor_flatten__")
+    return trainable, {name: value for name, value in named.items() if id(value) not in own}
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

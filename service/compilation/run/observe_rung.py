@@ -175,7 +175,7 @@ class _RungObserver:
                     reset_peak(self.program.device)
                 monitor.iteration = iteration
                 start = time.perf_counter()
-                record = record_step(built, iteration)
+                record = record_step(built, iteration, monitor.handed_over)
                 seconds.append(time.perf_counter() - start)
                 compiled.append(self.records.end_iteration())
                 return record
@@ -189,7 +189,7 @@ class _RungObserver:
 
             def step(built: BuiltProgram, iteration: int) -> StepRecord:
                 monitor.iteration = iteration
-                return record_step(built, iteration)
+                return record_step(built, iteration, monitor.handed_over)
 
             run = record_run(built, self.plan.iterations, starts, step)
         return run, monitor.usage()

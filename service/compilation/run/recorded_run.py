@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from service.compilation.instruments.profile import free_bytes
 from service.compilation.program import Program
 from service.compilation.run.built_program import BuiltProgram, StepRecord, build, record_step
-from service.compilation.run.sampling import Key, copies_to_compare, has_arithmetic, is_equal, local_part
+from service.compilation.run.sampling import (
+    STATE,
+    Key,
+    copies_to_compare,
+    has_arithmetic,
+    is_equal,
+    is_packed,
+    local_part,
+)
 from service.jobs.spec.compile import Phase
 from service.parallel.containers import tensors_in
 
@@ -22,6 +30,8 @@ _VARIED, _NEAR = 4, 256
 """The multiples of parameters that iterations take in turn, and the fraction of them by which one is above another."""
 _MEMBERS = 10**6
 """More than any program has parameters."""
+_DECIDED_BY_ROUNDING = 2.0
+"""Units in the last place by which a step may move a parameter, or may not: as it rounds."""
 _FREE = " (running on)"
 """Follows the kind of a tensor of a free iteration, which continues the one before it."""
 TRAJECTORY = "trajectory"
@@ -44,6 +54,8 @@ class RecordedRun:
     """The trainable parameters."""
     moved: frozenset[str]
     """Parameters that the updates changed."""
+    moved_surely: frozenset[str]
+    """Those of them that no other rounding would have left as they were."""
     missing: frozenset[str]
     """Parameters that got no gradient in any judged iteration."""
     unsharded: frozenset[str]
@@ -179,11 +191,22 @@ def _make_run(
         tensors=tuple(record.tensors for record in judged),
         parameters=tuple(name for kind, name in before if kind == "parameter"),
         moved=frozenset(key[1] for key, value in before.items() if not torch.equal(value, end[key])),
+        moved_surely=frozenset(key[1] for key, value in before.items() if _is_far(value, end[key], len(judged))),
         missing=frozenset.intersection(*(record.missing for record in judged)) if judged else frozenset(),
         unsharded=built.unsharded,
         starts=tuple(starts),
         random=any(record.drew for record in judged),
     )
+
+
+def _is_far(before: Tensor, end: Tensor, steps: int) -> bool:
+    """Return whether so many steps moved any element further than rounding may decide: a layer scale of 1e-6 leaves
+    updates that are lost in the last place of most parameters behind it.
+    """
+    if not before.is_floating_point():
+        return not torch.equal(before, end)
+    units = _DECIDED_BY_ROUNDING * steps * torch.finfo(before.dtype).eps
+    return not bool(((end.double() - before.double()).abs() <= units * before.double().abs()).all())
 
 
 def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
@@ -311,7 +334,7 @@ class Snapshot:
 
     def numbers(self) -> dict[Key, Tensor]:
         """Return numbers by which it is told from any other state."""
-        return copies_to_compare(("state", str(index), value) for index, value in enumerate(self.values))
+        return copies_to_compare((STATE, str(index), value) for index, value in enumerate(self.values))
 
     def is_same(self, numbers: Mapping[Key, Tensor]) -> bool:
         """Return whether these are its numbers, to the last bit."""
@@ -320,7 +343,8 @@ class Snapshot:
 
 
 def _is_varied(member: Tensor) -> bool:
-    return isinstance(member, nn.Parameter) and has_arithmetic(member)
+    is_calculated = has_arithmetic(member) and (member.requires_grad or not is_packed(member))
+    return isinstance(member, nn.Parameter) and is_calculated
 
 
 def _shuffle(member: Tensor, before: Tensor, generator: torch.Generator) -> Tensor:
@@ -331,7 +355,7 @@ def _shuffle(member: Tensor, before: Tensor, generator: torch.Generator) -> Tens
 
 
 def _nudge(value: Tensor, units: int, index: int) -> Tensor:
-    if not has_arithmetic(value):
+    if not has_arithmetic(value) or is_packed(value):
         return value
     generator = torch.Generator().manual_seed(units * _MEMBERS + index)
     signs = torch.randint(2, value.shape, generator=generator).mul_(2).sub_(1).to(value.device, value.dtype)

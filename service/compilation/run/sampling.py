@@ -5,7 +5,7 @@ all of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, starmap
 
@@ -24,8 +24,12 @@ ROWS = 2**8
 """Elements for each sum that are taken at once: they are copied in float64, which must not show in peak memory."""
 _ROWS_ON_GPU = 2**12
 """As many on a GPU, where small pieces take long to start, and memory is used by the GiB."""
+STATE = "state"
+"""The kind of a tensor of a whole state."""
 WHOLE = " (whole)"
 """Follows the kind of a tensor whose signed sums are compared."""
+_HELD = frozenset({"buffer", "frozen parameter", STATE})
+"""The kinds of what only has to stay as it is: of subclasses over other tensors these are compared."""
 _LEFT = frozenset({"buffer", "frozen parameter", "input", "parameter"})
 
 
@@ -50,14 +54,33 @@ def has_arithmetic(value: Tensor) -> bool:
     return value.is_floating_point() and value.itemsize > 1
 
 
+def is_packed(value: Tensor) -> bool:
+    """Return whether this rank's part of ``value`` is a tensor subclass over others, such as quantised weights, which
+    may have no arithmetic.
+    """
+    return bool(_names_of_parts(local_part(value)))
+
+
+def _names_of_parts(local: Tensor) -> Sequence[str]:
+    """Return the attributes with the tensors of which a subclass is made; none of a plain one, or one on its way."""
+    flatten = getattr(local, "__tensor_flatten__", None)
+    return () if flatten is None or local.is_nested or hasattr(local, "trigger_wait") else flatten()[0]
+
+
 def is_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors of one type and shape are the same."""
+    if parts := _names_of_parts(one):
+        return all(is_equal(getattr(one, part), getattr(other, part)) for part in parts)
     is_held = one.is_floating_point() and not has_arithmetic(one)
     return torch.equal(*((each.view(torch.uint8) for each in (one, other)) if is_held else (one, other)))
 
 
 def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
     local = local_part(value)
+    if kind in _HELD and (names := _names_of_parts(local)):
+        for part in names:
+            yield from _take_numbers(kind, f"{name}.{part}", getattr(local, part))
+        return
     if local.is_nested:
         parts = local.unbind()
         yield (kind, f"{name} (sizes)"), torch.tensor([each.shape for each in parts])
@@ -68,7 +91,7 @@ def _take_numbers(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Te
         local = torch.view_as_real(local.resolve_conj())
     sample = _sample(local)
     yield (kind, name), sample.float() if local.is_floating_point() and not has_arithmetic(local) else sample
-    if local.numel() > KEPT and local.is_floating_point():
+    if local.numel() > KEPT:
         yield (kind + WHOLE, name), signed_sums(local)
 
 
@@ -99,22 +122,25 @@ def _stride(local: Tensor) -> int:
 
 
 def signed_sums(local: Tensor) -> Tensor:
-    """Return ``_SUMS`` sums of all elements, each under a random sign, as large as the elements are, in float64.
+    """Return ``_SUMS`` sums of all elements, each under a random sign: of whole numbers the sums themselves, else as
+    large as the elements are, in float64.
 
     Sums of a difference are the difference of the sums, and their mean square is the difference's on average ("tug of
     war", Alon, Matias and Szegedy, 1996): two tensors with the same sums are the same, and not only of one norm.
     """
-    flat = local.flatten()
+    flat, is_whole = local.flatten(), not local.is_floating_point()
     rows = -(-flat.numel() // _SUMS)
     signs = _signs(rows, flat.device)
-    total = torch.zeros(_SUMS, dtype=torch.float64, device=flat.device)
-    step = ROWS if flat.device.type == "cpu" else _ROWS_ON_GPU
+    exact = torch.int64 if is_whole else torch.float64
+    total = torch.zeros(_SUMS, dtype=exact, device=flat.device)
+    step = ROWS if is_whole or flat.device.type == "cpu" else _ROWS_ON_GPU
     for start in range(0, rows, step):
-        part = flat[start * _SUMS : (start + step) * _SUMS].double()
+        part = flat[start * _SUMS : (start + step) * _SUMS].to(exact)
         lacking = -part.numel() % _SUMS
         block = (functional.pad(part, (0, lacking)) if lacking else part).view(-1, _SUMS)
-        total += signs[start : start + step] @ block
-    return total / math.sqrt(rows)
+        own = signs[start : start + step]  # a GPU has no products of matrices of whole numbers
+        total += (own.to(exact)[:, None] * block).sum(0) if is_whole else own @ block
+    return total if is_whole else total / math.sqrt(rows)
 
 
 @lru_cache(maxsize=256)

@@ -118,7 +118,7 @@ class PendingBackwardError(RuntimeError):
 
 
 class _Ran:
-    """A hook that lives as long as its autograd node, and knows whether the node has run."""
+    """A hook that lives as long as the autograd nodes of a call, and knows whether any of them has run."""
 
     __slots__ = ("__weakref__", "on_run", "origin", "ran")
 
@@ -142,12 +142,14 @@ class PendingBackwards:
         self._prune_at = _PRUNE_FROM
 
     def note(self, origin: Origin, outputs: Iterable[Tensor]) -> None:
-        """Watch the backward of a call's outputs."""
+        """Watch the backward of a call's outputs: it has run where it came through any of them, since those on which
+        no loss depends never get one, though a loop's variables hold them.
+        """
         nodes = {node for output in outputs if (node := output.grad_fn) is not None}
+        hook = _Ran(origin, self.on_run)
         for node in nodes:
-            hook = _Ran(origin, self.on_run)
             node.register_hook(hook)
-            self._hooks.append(weakref.ref(hook))
+        self._hooks += [weakref.ref(hook)] if nodes else []
         if len(self._hooks) > self._prune_at:
             self._prune_at = max(_PRUNE_FROM, 2 * len(self.origins()))
 

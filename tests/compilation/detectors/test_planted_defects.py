@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
 from importlib import import_module
@@ -214,6 +215,12 @@ def test_a_disabled_forward_is_vacuous_and_stops_the_climb(ascend: Ascend) -> No
     assert "no graph was captured" in messages(first)
     assert "Disabled.forward is marked torch.compiler.disable" in messages(first)
     assert "eager did not pass (vacuous)" in messages(second)
+
+
+def test_what_keeps_a_whole_forward_from_being_compiled_is_told_with_its_line(ascend: Ascend) -> None:
+    (result,) = ascend(empty.BREAKING_IN_A_LOOP, rungs=LADDER[:1])
+    line = inspect.getsourcelines(empty.BreakingInALoop.forward)[1] + 3
+    assert f"the model ran uncompiled; the graph breaks at {empty.__file__}:{line} in forward: " in messages(result)
 
 
 def test_training_without_a_compiled_backward_is_vacuous(ascend: Ascend) -> None:

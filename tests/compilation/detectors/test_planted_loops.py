@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -88,6 +90,24 @@ def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_
     assert ("may be held by" in message) == (" or by " in message)
     assert result.rehearsal is not None
     assert result.rehearsal.usage.reads[0].iteration == 1
+
+
+class HandingOverLate(loops.LoopProgram):
+    """Hands over, unread, what it scored before the step."""
+
+    def _steps(self, state: loops.State) -> Iterator[Step]:
+        seen = torch.zeros(())
+        for state.step in count():
+            yield replace(loops.once(state), outputs={"seen": seen})
+            with torch.no_grad():
+                seen = state.call(state.batch(1))
+
+
+def test_what_a_step_yields_is_read_there(ascend: Ascend) -> None:
+    (result,) = ascend(HandingOverLate(loops.once), rungs=[RUNGS["reduce-overhead"]], phases=("train",), steps=STEPS)
+    line = inspect.getsourcelines(HandingOverLate._steps)[1] + 3
+    (message,) = [finding.message for finding in result.findings if finding.verdict == "fail_lifetime"]
+    assert f"read at {__file__}:{line} in _steps" in message
 
 
 @pytest.mark.parametrize("name", first_fast(1, ["reading_late", "comparing"]))

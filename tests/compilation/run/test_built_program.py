@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from service.compilation.program import Parts, Step
 from service.compilation.run.built_program import build, record_step
 from service.compilation.run.recorded_run import record_run
+from service.jobs.spec.compile import Phase
 from service.parallel.boundary import StepBoundary
 
 
@@ -82,7 +83,8 @@ class Packed(Tensor):
         return args[0] if function.__name__.startswith("copy_") else cls(found)
 
 
-def test_frozen_weights_without_arithmetic_are_left_out() -> None:
+@pytest.mark.parametrize("phase", get_args(Phase))
+def test_frozen_weights_without_arithmetic_stay_and_are_compared_by_what_they_hold(phase: Phase) -> None:
     packed = nn.Parameter(Packed(torch.ones(2)), requires_grad=False)
 
     def modules() -> dict[str, nn.Module]:
@@ -90,9 +92,10 @@ def test_frozen_weights_without_arithmetic_are_left_out() -> None:
         body.register_parameter("packed", packed)
         return {"body": body, **sound.bare()}
 
-    run = record_run(build(sound.SoundProgram(modules), "train"), 2)
+    run = record_run(build(sound.SoundProgram(modules), phase), 2)
     frozen = {name for kind, name in run.tensors[2] if kind == "frozen parameter"}
-    assert frozen == {"body.weight", "body.bias"}
+    assert {"body.weight", "body.bias", "body.packed.held"} <= frozen
+    assert run.starts[0].nudged(2).is_same(run.starts[0].numbers()) is False
 
 
 class Halved(sound.SoundProgram):

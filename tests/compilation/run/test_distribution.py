@@ -13,6 +13,7 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from ladder_runs import Ascend
 from programs import drawing, sound
+from programs.parts import program
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 
@@ -67,9 +68,13 @@ def test_how_many_seeds_are_tried_depends_on_processor_time_alone_and_fewer_are_
 
 
 @pytest.mark.parametrize("rung", [DECOMPOSED, pytest.param(RUNGS["aot_eager"], marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", [pytest.param(drawing.Deeper, marks=pytest.mark.slow), drawing.Remasking])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(drawing.Deeper, marks=pytest.mark.slow), drawing.Remasking, drawing.Chipped]
+)
 def test_another_distribution_is_a_fault(ascend: Ascend, kind: type[nn.Module], rung: Rung) -> None:
-    """Also one in which each tensor has that of eager by itself, as gradients of another mask than the output's."""
+    """Also one in which each tensor has that of eager by itself, as gradients of another mask than the output's, and
+    one of a few elements among many.
+    """
     (result,) = ascend(sound.SoundProgram.of(kind), [rung])
     assert result.verdict == "fail_parity"
 
@@ -157,6 +162,15 @@ def test_means_and_variances_that_stand_out_are_named(factor: float, shift: floa
         assert _standing_out(samples(seed), samples(100 + seed, factor, shift), Tolerance().absolute) == what
 
 
+@pytest.mark.parametrize(("permitted", "what"), [(1e-4, "the mean of some elements of output y"), (1e-2, "")])
+def test_one_element_that_no_seed_changes_is_named_if_it_is_further_off_than_it_may_be(
+    permitted: float, what: str
+) -> None:
+    eager, compiled = samples(1), samples(2)
+    eager["output", "y"][:, 3], compiled["output", "y"][:, 3] = 1.0, 1.005
+    assert _standing_out(eager, compiled, Tolerance().absolute, {("output", "y"): permitted}) == what
+
+
 @pytest.mark.parametrize("kinds", [{}, {("output", "masked"): torch.full((64, 8), -torch.inf, dtype=torch.float64)}])
 def test_what_is_not_finite_hides_nothing(kinds: dict[Key, Tensor]) -> None:
     """Such as masked scores, in eager too; a mean over NaN would stand out nowhere."""
@@ -231,6 +245,7 @@ def test_only_what_draws_may_change_is_excused(
     monkeypatch: pytest.MonkeyPatch, wrong: list[Comparison], excused: bool
 ) -> None:
     monkeypatch.setattr(Assessment, "_differing_draws", lambda *_: "")
+    monkeypatch.setattr("service.compilation.run.assessment.furthest_off", lambda *_: {})
     case, eager = SimpleNamespace(rung=SimpleNamespace(decomposes=True)), SimpleNamespace(random=True)
     nothing: Any = None
     given: Any = nothing, case, SimpleNamespace(eager=eager, iterations=2), SimpleNamespace(agree=float)
@@ -255,9 +270,16 @@ def test_a_rank_without_anything_to_compare_agrees_with_the_others_all_the_same(
     asked: list[float] = []
     monkeypatch.setattr("service.compilation.run.distribution._samples", lambda *_: [{}])
     built = build(sound.SoundProgram(sound.bare), "inference")
-    baseline: Any = SimpleNamespace(eager=SimpleNamespace(starts=()))
+    baseline: Any = SimpleNamespace(eager=SimpleNamespace(starts=()), oracles=(), iterations=0)
     found = differs_in_distribution(built, baseline, Tolerance(), lambda own: asked.append(own) or 0.0)
     assert (found, asked) == (("", 96), [0.0, 0.0])
+
+
+@pytest.mark.parametrize(("sizes", "period"), [((4, 4), 1), ((5, 4), 2), ((5, 4, 5), 3), ((5, 4, 5, 5, 4, 5), 3)])
+def test_as_many_batches_as_a_period_has_steps_have_every_shape_wherever_they_begin(
+    sizes: tuple[int, ...], period: int
+) -> None:
+    assert program(nn.Module, sizes=sizes).period == period
 
 
 def test_every_step_of_a_period_is_compared() -> None:

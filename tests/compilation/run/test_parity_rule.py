@@ -310,3 +310,16 @@ def test_another_computation_in_float64_is_told_from_rounding() -> None:
     assert comparable(eager, truth)
     assert not comparable(eager, truth.roll(1))
     assert not comparable(eager, truth[:-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_each_element_of_many_whole_numbers_counts(dtype: torch.dtype) -> None:
+    """One that the sample leaves out, too."""
+    whole = torch.arange(3 * KEPT) % 2
+    other = whole.clone()
+    other[-2] += 1 if whole[-2] == 0 else -1
+    one, two = (copies_to_compare([("output", "n", each.to(dtype))]) for each in (whole, other))
+    assert torch.equal(one["output", "n"], two["output", "n"])
+    eager = one["output" + WHOLE, "n"]
+    compared = compare(("output", "n"), 0, two["output" + WHOLE, "n"], Oracle(eager, None, scale_of(eager)), TOLERANCE)
+    assert (compared.passed, compared.max_abs) == (False, 1)

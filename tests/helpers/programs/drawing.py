@@ -64,6 +64,20 @@ class Shifted(Stochastic):
         return scores
 
 
+class Chipped(Stochastic):
+    """Compiled, one of many rows of a weight has no gradient, whatever is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(FEATURES, 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.wide.weight
+        if torch.compiler.is_compiling():
+            weight = torch.cat([weight[:101], weight[101:102].detach(), weight[102:]])
+        return super().forward(x + 0.1 * functional.linear(x, weight).sum(-1, keepdim=True))
+
+
 class Dropped(nn.Module):
     """Wide enough that what its gradients are on average does not tell which values were dropped."""
 

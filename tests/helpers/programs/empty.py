@@ -27,6 +27,17 @@ class NoSlope(Perceptron):
         return outputs + (outputs.sum() - outputs.sum()).abs().sqrt()
 
 
+class BreakingInALoop(Perceptron):
+    """Dynamo compiles nothing of a function whose loop breaks the graph: here, that asks for the number of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        for column in range(2):
+            hidden = hidden + len(hidden[:, column].nonzero())
+        return self.head(hidden)
+
+
 NOT_A_NUMBER = program(NotANumber)
 NO_SLOPE = program(NoSlope)
 DISABLED = program(Disabled)
+BREAKING_IN_A_LOOP = program(BreakingInALoop)

@@ -100,6 +100,16 @@ def test_several_forwards_are_pending_until_their_one_backward(marks: Marks, mod
     boundary.step_boundary()
 
 
+def test_a_result_on_which_no_loss_depends_waits_for_no_backward(marks: Marks, model: nn.Module) -> None:
+    """A loop's variable may hold it, such as a dictionary of results, until the next call."""
+    boundary = StepBoundary({"both": lambda x: (model(x), model(x))})
+    boundary.step_boundary()
+    results = boundary.boundary_call(boundary.modules["both"], torch.ones(2, 4))
+    results[0].sum().backward()
+    boundary.step_boundary()
+    assert results[1].grad_fn is not None
+
+
 def test_calls_are_counted_by_module_mode_gradients_thread_and_shape(marks: Marks, model: nn.Module) -> None:
     boundary = StepBoundary({"model": model})
     boundary.step_boundary()
