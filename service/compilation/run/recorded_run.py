@@ -55,7 +55,7 @@ class RecordedRun:
     moved: frozenset[str]
     """Parameters that the updates changed."""
     moved_surely: frozenset[str]
-    """Those of them that no other rounding would have left as they were."""
+    """Parameters that the updates changed by more than another rounding would undo."""
     missing: frozenset[str]
     """Parameters that got no gradient in any judged iteration."""
     unsharded: frozenset[str]
