@@ -18,6 +18,9 @@ from service.jobs.plugins import Samples as Declared
 from service.jobs.spec.data import SOURCES, DataSpec
 from service.models.data.sources import Dataset, Loader, Samples, Split
 
+_WITHOUT_EXTREMES = (torch.uint16, torch.uint32, torch.uint64)
+"""Types of which torch finds neither the least nor the largest number."""
+
 
 @dataclass(frozen=True)
 class SampleCheck:
@@ -70,6 +73,7 @@ class SampleCheck:
         self, values: Tensor, count: int, numbers: Tensor, what: str, others: tuple[int, ...] = ()
     ) -> None:
         """Check that whole numbers are below ``count`` and not negative, or among ``others``."""
+        values = values.long() if values.dtype in _WITHOUT_EXTREMES else values
         if not values.numel() or (int(values.min()) >= 0 and int(values.max()) < count):
             return
         values = values.long()  # in uint8, -100 is 156
