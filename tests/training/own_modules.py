@@ -133,13 +133,17 @@ class Listed(Chosen):
         self.weights = {"enter": [self.enter.weight]}
 
 
-class Limited(Chosen):
-    """Writes to a parameter in its forward, as an embedding with ``max_norm`` does."""
+class Limited(nn.Module):
+    """Writes to its only parameter in its forward, as an embedding with ``max_norm`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(64, 10, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             self.enter.weight.clamp_(-0.05, 0.05)
-        return super().forward(x)
+        return self.enter(x)
 
 
 class Moving(Chosen):

@@ -15,14 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.numpy import save_file
-from torch import Tensor
 from training_runs import TRANSFORMER, train, upload
 
 from service.jobs.files import DataLayout
 from service.jobs.spec.data import FileArrays, FileTokens, TokensData
 from service.models import data
-from service.models.data import Split, order, packed
-from service.models.data.sources import OnDisk
+from service.models.data import order, packed
 
 NO_FILE = "file_" + "0" * 64
 
@@ -275,23 +273,6 @@ def test_a_feed_reads_what_the_order_says_in_any_order_of_steps(tmp_path: Path) 
     assert isinstance(fed, order.StreamFeed)
     for step in (0, 1, 2, 7, 8, 1):
         assert torch.equal(fed.batch(step).inputs, samples.take(batches.share(step, 1, 2)).inputs)
-
-
-def test_samples_that_are_drawn_follow_from_seed_and_step() -> None:
-    class Noisy(OnDisk):
-        sequence = None
-
-        def __len__(self) -> int:
-            return 8
-
-        def take(self, indices: Tensor) -> Split:
-            return Split(torch.rand(len(indices), 1), indices)
-
-    fed = data.open_feed(Noisy(), data.BatchOrder(3, 8, 4), 0, 1, torch.device("cpu"))
-    first = [fed.batch(step).inputs for step in (0, 1)]
-    torch.manual_seed(5)  # as a step does
-    assert torch.equal(fed.batch(1).inputs, first[1])
-    assert not torch.equal(*first)
 
 
 def test_a_file_of_the_built_in_corpus_trains_like_the_built_in_source(tmp_path: Path) -> None:
