@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 import psutil
 import torch
 
+from service.causes import causes
 from service.jobs.runtime import RefusedError
 
 T = TypeVar("T")
@@ -142,12 +143,11 @@ UNLIMITED = MemoryBudget()
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether an error or its cause says that memory ran out: of torch, its libraries, Python or the system."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError | MemoryShortageError):
+    for cause in causes(error, handled=False):
+        if isinstance(cause, torch.OutOfMemoryError | MemoryError | MemoryShortageError):
             return True
-        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS):
+        if isinstance(cause, RuntimeError) and any(sign in str(cause) for sign in _SIGNS):
             return True
-        error = error.__cause__
     return False
 
 
@@ -211,11 +211,10 @@ _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 
 def _tried_of(error: BaseException | None) -> int | None:
     """Return the bytes that an allocator could not give, if its message says so."""
-    while error is not None:
-        if found := _TRIED.search(str(error)):
+    for cause in causes(error, handled=False):
+        if found := _TRIED.search(str(cause)):
             powers = {"bytes": 0, "KiB": 1, "MiB": 2, "GiB": 3}
             return int(float(found[1]) * 1024 ** powers[found[2]])
-        error = error.__cause__
     return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from service.bounds.memory import is_out_of_memory
+from service.causes import causes
 from service.jobs.runtime import Reporter
 from service.verification.search_runner import StoppedError
 from service.verification.task import Task
@@ -43,10 +44,8 @@ class RowFailures:
         return None
 
     def add(self, instances: Sequence[int], error: Exception) -> None:
-        cause: BaseException | None = error
-        while cause is not None:
+        for cause in causes(error):
             traceback.clear_frames(cause.__traceback__)  # they hold the tensors of the failed step
-            cause = cause.__cause__ or cause.__context__
         for instance in instances:
             self.errors[instance] = error
             self.report.log(f"instance {instance}: failed, {_describe_error(error)}")

@@ -50,11 +50,12 @@ def test_constants_are_computed_once() -> None:
     assert operators(graph) == ["input", "aten.matmul.default"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [{"size": 82}, {"scale_factor": 41.0}])
-def test_enlarging_repeats_the_entries_that_torch_repeats(sizes: dict[str, float]) -> None:
+def test_enlarging_repeats_the_entries_that_torch_repeats(sizes: dict[str, float], dtype: torch.dtype) -> None:
     """Which of two neighbours is nearest may be a matter of rounding."""
-    module = Function(lambda m, x: nn.functional.interpolate(x[:, None, :2], **sizes).flatten(1))
-    x = torch.tensor([[1.0, 2.0, 0.0, 0.0]])
+    module = Function(lambda m, x: nn.functional.interpolate(x[:, None, :2], **sizes).flatten(1)).to(dtype)
+    x = torch.tensor([[1.0, 2.0, 0.0, 0.0]], dtype=dtype)
     assert torch.equal(ExecutableGraph(capture(module, (4,)))(x), module(x))
 
 

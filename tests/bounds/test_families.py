@@ -13,12 +13,14 @@ from lanes import examples, first_fast
 from nets import mlp, output_bounds, prepared, samples
 from torch import Tensor, nn
 
+from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.methods import BoundOptions
 from service.bounds.methods.base import rows_at_once
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
+from service.bounds.operators import OPERATORS
 from service.bounds.optimise import Ascent, Families
 from service.bounds.relaxation import Relaxed
 
@@ -120,3 +122,14 @@ def test_parts_do_not_change_the_bounds() -> None:
     expected, found = (output_bounds(network, box, "alpha-crown", options) for options in (whole, little))
     torch.testing.assert_close(found.lower, expected.lower, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.upper, expected.upper, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.5, 1.0])
+def test_leaky_relu_of_any_slope_has_a_family(slope: float) -> None:
+    node = Node("f", "aten.leaky_relu.default", {"self": Ref("z"), "negative_slope": slope}, (2,), ((2,),))
+    bounds = Interval(torch.tensor([[-1.0, -3.0]]), torch.tensor([[2.0, 1.0]]))
+    family = OPERATORS[node.operator].family(node, [bounds])  # type: ignore[attr-defined]
+    relaxed = family.member(tuple(each.unsqueeze(1) for each in family.start))
+    (through,), bias = relaxed.backward(torch.ones(1, 1, 2))
+    assert through.isfinite().all()
+    assert bias is None or bias.isfinite().all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from fleet import Fleet, train_spec
+from fleet import Fleet, submit_sweep, train_spec
 from playwright.sync_api import Page, Request, Route, expect
 from waiting import eventually
 
@@ -60,11 +60,18 @@ def test_a_list_that_is_seen_again_goes_on_from_what_it_fetched_then(page: Page,
         answer = route.fetch()
         route.fulfill(response=answer, headers={**answer.headers, "date": "Thu, 01 Jan 2099 00:00:00 GMT"})
 
-    fleet.submit(train_spec())
+    sweep = submit_sweep(fleet, "seeds", 1)
+    (job,) = (job.id for job in fleet.store.jobs.list().items if job.id != sweep)
+    attempt = fleet.begin(job)
     with page.expect_request(is_stream):
         page.goto("/")
+    page.get_by_role("button", name="Jobs of the sweep seeds").click()
+    row = page.locator("#rows tr").nth(1)
+    expect(row).to_be_visible()
     show(page, seen=False)
+    attempt.metric(50, of=100, loss=0.5)
     page.route(re.compile(r"/v1/jobs\?"), answer_later)
     with page.expect_request(is_stream) as resumed:
         show(page, seen=True)
     assert re.search("after=40709", resumed.value.url)
+    expect(row.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "50")

@@ -103,13 +103,13 @@ def test_a_service_that_never_answered_is_not_waited_for_as_one_that_did() -> No
     assert new.outlast(fails(NO_BROKER, *[AWAY] * 100), bears_repetition=True) == "done"
 
 
-def test_an_outage_begins_where_a_long_call_breaks_off_even_if_it_is_the_first_one(tmp_path: Path) -> None:
+def test_an_outage_begins_wherever_a_long_call_breaks_off(tmp_path: Path) -> None:
     time, sent = Time(), 0
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         nonlocal sent
         sent += 1
-        if sent == 1:
+        if sent in (1, 3):
             return httpx2.Response(200, stream=BrokenOff(time))
         return httpx2.Response(503) if sent < 8 else httpx2.Response(200, content=b"whole")
 
@@ -120,6 +120,22 @@ def test_an_outage_begins_where_a_long_call_breaks_off_even_if_it_is_the_first_o
         assert client.download("job_x", "model", target) == 5
     assert target.read_bytes() == b"whole"
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def test_a_call_that_always_breaks_off_comes_to_an_end() -> None:
+    time, tries = Time(), 0
+    outlasting = patience(time)
+
+    def call() -> None:
+        nonlocal tries
+        tries += 1
+        outlasting.note_answer()
+        time.now += 100
+        if tries < 100:
+            raise BROKEN
+
+    with pytest.raises(Unreachable, match="connection reset; tried for 10"):
+        outlasting.outlast(call, bears_repetition=True)
 
 
 class BrokenOff(httpx2.SyncByteStream):

@@ -82,3 +82,11 @@ def test_sparse_tensors_that_nobody_can_make_dense_are_named(places: list[int], 
     made.graph.sparse_initializer.append(broken)
     with pytest.raises(OnnxError, match="sparse tensor 'w'"):
         parse(made.SerializeToString())
+
+
+def test_a_sparse_tensor_of_text_is_named() -> None:
+    made, text = onnx.load_from_string(model([node("Add", ["x", "w"])], [1, 2])), sparse([1, 4])
+    text.values.CopyFrom(helper.make_tensor("w", onnx.TensorProto.STRING, [2], ["a", "b"]))
+    made.graph.sparse_initializer.append(text)
+    with pytest.raises(OnnxError, match="sparse tensor 'w' holds text; expected numbers"):
+        parse(made.SerializeToString())

@@ -119,9 +119,12 @@ def test_a_reader_that_needs_every_label_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("kept", [Split, lambda *tensors: OfDisk(Split(*tensors))])
-def test_labels_of_any_whole_type_are_taken_as_int64(monkeypatch: pytest.MonkeyPatch, kept: Any) -> None:
-    """In uint8, 156 and -100 are equal."""
-    stored = kept(torch.rand(2, 6), torch.tensor([156, 3], dtype=torch.uint8))
+@pytest.mark.parametrize("kind", [torch.uint8, torch.uint16])
+def test_labels_of_any_whole_type_are_taken_as_int64(
+    monkeypatch: pytest.MonkeyPatch, kept: Any, kind: torch.dtype
+) -> None:
+    """In uint8, 156 and -100 are equal; of uint16, torch finds no extremes."""
+    stored = kept(torch.rand(2, 6), torch.tensor([156, 3], dtype=kind))
     split = loaded(monkeypatch, Features(6, 200), stored).train
     taken = split.take(torch.arange(2))
     assert not may_ignore(taken)
@@ -171,6 +174,11 @@ def test_batches_of_a_source_are_taken_one_at_a_time(monkeypatch: pytest.MonkeyP
     dataset = loaded(monkeypatch, Features(6, 3), Reading(features(6)), Reading(features(6)))
     test: Any = dataset.test
     assert len(dataset.train.take(torch.arange(2))) == 2
+
+
+def test_answers_of_yes_and_no_stay_so() -> None:
+    answers = torch.tensor([True, False])
+    assert torch.equal(Split(torch.rand(2, 6), answers).take(torch.arange(2)).targets, answers)
 
 
 def test_labels_in_another_order_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,21 @@ def test_the_errors_of_failed_instances_hold_no_tensors() -> None:
         held.append(weakref.ref(tensor))
         raise ValueError("a defect")
 
-    failures.unless_failed(cast(Task, SimpleNamespace(is_alone=True)), [0], fail)
-    assert held[0]() is None
+    def fail_because() -> None:
+        try:
+            fail()
+        except ValueError as error:
+            raise RuntimeError from error
+
+    def fail_in_a_circle() -> None:
+        try:
+            fail()
+        except ValueError as error:
+            raise error from error
+
+    for instance, run in enumerate((fail, fail_because, fail_in_a_circle)):
+        failures.unless_failed(cast(Task, SimpleNamespace(is_alone=True)), [instance], run)
+    assert [each() for each in held] == [None] * 3
     with pytest.raises(RowsFailedError, match="a defect"):
         failures.raise_first(1)
 

@@ -213,11 +213,21 @@ class LogarithmOfShare(nn.Module):
         return x.sigmoid().log()
 
 
-@pytest.mark.parametrize(("least", "is_defined"), [(-120.0, False), (-80.0, True)])
-def test_a_function_whose_value_float32_cannot_hold_may_be_0(least: float, is_defined: bool) -> None:
+class LogarithmOfEdge(nn.Module):
+    """Of 0 beside the input, whose number is too small for float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 1), value=1e-46).log()
+
+
+@pytest.mark.parametrize(
+    ("module", "least", "is_defined"),
+    [(LogarithmOfShare(), -120.0, False), (LogarithmOfShare(), -80.0, True), (LogarithmOfEdge(), 1.0, False)],
+)
+def test_what_float32_cannot_hold_may_be_0(module: nn.Module, least: float, is_defined: bool) -> None:
     ends = torch.tensor([[least]], dtype=torch.float64)
-    network, box = prepare(LogarithmOfShare(), (1,)), Interval(ends, ends + 1)
-    assert bool(LogarithmOfShare()(ends.float()).isfinite().all()) is is_defined
+    network, box = prepare(module, (1,)), Interval(ends, ends + 1)
+    assert bool(module(ends.float()).isfinite().all()) is is_defined
     found = undefined_nodes(network.graph, box, METHODS["ibp"](network, box, BoundOptions()).inputs)
     assert bool(found) is not is_defined
 

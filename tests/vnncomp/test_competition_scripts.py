@@ -104,6 +104,10 @@ def test_a_score_beside_a_peers(tmp_path: Path, files: tuple[str, str, str]) -> 
     rows_of_results = (results / "results.csv").read_text().splitlines()
     assert len(rows_of_results) == 2
     assert "one of int8 is not supported" in rows_of_results[1]
-    for given, told in (("other=nowhere", "a file DIR/results.csv"), ("trivet=peer", "not trivet, which is this tool")):
-        refused = ran(tmp_path, str(tmp_path / "trivet"), "vnncomp", "score", "tiny", "--peer", given)
+    for given, told in (
+        ("other=nowhere", "a file DIR/results.csv"),
+        ("trivet=peer", "not trivet, which is this tool"),
+        ("other=peer --peer other=peer", "a name of its own for each peer"),
+    ):
+        refused = ran(tmp_path, str(tmp_path / "trivet"), "vnncomp", "score", "tiny", "--peer", *given.split())
         assert told in " ".join(refused.stderr.split())

@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from onnx_models import model, node
 from typer.testing import CliRunner
 
+from service.formats.vnnlib.declared import are_in_one_order
 from trivet.cli.main import program
 from trivet.errors import TrivetError
 from trivet.vnncomp.answers import WitnessFormatError
@@ -82,6 +83,14 @@ def test_networks_that_are_not_as_declared_are_refused(
 ) -> None:
     with pytest.raises(BenchmarkError, match=message):
         read(files, query, **networks)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are"),
+    [((2, 3, 4), (6, 4), True), ((2, 12), (1, 2, 3, 4), True), ((6, 4), (2, 12), False), ((4, 6), (6, 4), False)],
+)
+def test_neighbouring_axes_may_be_declared_as_one(first: tuple[int, ...], second: tuple[int, ...], are: bool) -> None:
+    assert are_in_one_order(first, second) is are_in_one_order(second, first) is are
 
 
 def test_a_query_that_no_input_satisfies_is_unsat_without_a_search(files: Path) -> None:

@@ -6,6 +6,8 @@ import errno
 import shutil
 from pathlib import Path
 
+from service.causes import causes
+
 DISK_FULL = "DiskFull"
 """The type of a job's error when a disk is full."""
 
@@ -21,15 +23,11 @@ def full_disk(error: BaseException, folder: Path) -> str | None:
 
     ``folder`` is where the failed program writes, for errors that do not name a file.
     """
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
+    for cause in causes(error):
         if _is_full(cause, folder):
             named = isinstance(cause, OSError) and isinstance(cause.filename, str)
             path = Path(cause.filename) if named else folder  # type: ignore[attr-defined]
             return f"no space left on the disk of {path}: {free_bytes(path)} bytes are free"
-        cause = cause.__cause__ or cause.__context__
     return None
 
 

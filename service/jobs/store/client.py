@@ -13,6 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from service.causes import causes
 from service.jobs.records import Conflict, NotFound, OverQuota, Superseded
 from service.jobs.store.loop_calls import LoopCall, SharedTrips, current_call
 from service.jobs.store.outage import BrokerOutage, BrokerTimeouts, PatientPool
@@ -129,9 +130,7 @@ def _tls_refusal(error: BaseException) -> str | None:
     """Return why one side refused the other's certificate or its kind of TLS, if that caused ``error``; a
     connection that merely broke may succeed the next time.
     """
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             return str(cause)
-        cause = cause.__cause__ or cause.__context__
     return None

@@ -24,6 +24,9 @@ from service.models.randomness import seeded
 _TAKEN_TWICE = 32
 """Samples on disk that are compared with themselves."""
 
+_WITHOUT_EXTREMES = (torch.uint16, torch.uint32, torch.uint64)
+"""Types of which torch finds neither the least nor the largest number."""
+
 
 @dataclass(frozen=True)
 class SampleCheck:
@@ -76,6 +79,7 @@ class SampleCheck:
         self, values: Tensor, count: int, numbers: Tensor, what: str, others: tuple[int, ...] = ()
     ) -> None:
         """Check that whole numbers are below ``count`` and not negative, or among ``others``."""
+        values = values.long() if values.dtype in _WITHOUT_EXTREMES else values
         if not values.numel() or (int(values.min()) >= 0 and int(values.max()) < count):
             return
         values = values.long()  # in uint8, -100 is 156

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 from service.jobs.files import OF_OWNER, trim, used
 from service.jobs.files.cache import ABANDONED_S, IN_USE_S
@@ -59,6 +61,11 @@ def test_nothing_is_deleted_behind_a_link_that_a_rank_has_laid(tmp_path: Path) -
     assert trim(tmp_path / "link", 0) == []
     for each in (theirs, other):
         assert (each / "weights").exists()
+
+
+def test_a_cache_that_is_another_users_is_left_alone(tmp_path: Path) -> None:
+    with patch.object(os, "open", side_effect=PermissionError(errno.EACCES, "Permission denied")):
+        assert trim(tmp_path, 0) == []
 
 
 def test_what_was_never_finished_is_cleared_away_after_a_day(tmp_path: Path) -> None:
