@@ -83,7 +83,7 @@ def check_learns_nothing(objective: Objective, known: Collection[Tensor]) -> Non
             if isinstance(each, nn.Parameter) and id(each) not in updated and each.grad is not None:
                 raise ValueError(
                     f"the parameter {path!r} of {type(objective).__name__} has a gradient, and no optimizer updates "
-                    "what an objective holds; expected it in the model, or without a gradient"
+                    "what an objective holds; expected it in the model, or under requires_grad_(False)"
                 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.compiler import set_stance
 
 from service.jobs.runtime import Stopwatch
@@ -34,6 +35,8 @@ _FIRST_LOOKS = 2
 """The first steps of an attempt, after which it is looked for state that checkpoints would lose: what the first one has
 set is seen to change in the second.
 """
+_LARGEST_KEPT = 2**20
+"""The most entries of an objective's tensor that is looked at."""
 _TIMELINES_FIRST = 4
 """The first steps, for which every computation of a pipeline is reported."""
 
@@ -60,8 +63,6 @@ class Loop(BaseLoop):
             else HeldState.of_model(stage)
             for stage in training.stages.values()
         ]
-        kind = type(training.objective)
-        self.of_objective = HeldState(kind.__name__, "mean", vars(training.objective).items, (kind,))
         self._looks = _FIRST_LOOKS
         dp = training.mesh.dp
         self.feed = open_feed(training.dataset.train, training.order, dp.rank, dp.size, training.device)
@@ -93,6 +94,17 @@ class Loop(BaseLoop):
             if isinstance(stage, PlainModel):
                 agree({f"the buffer {name!r}": digest(value) for name, value in state_buffers(stage)})
 
+    def _of_objective(self) -> HeldState:
+        """Return what the objective keeps, but for large tables and for what belongs to a step's graph."""
+        objective = self.training.objective
+
+        def values() -> Iterator[tuple[str, Any]]:
+            for name, value in vars(objective).items():
+                if not isinstance(value, Tensor) or (not value.requires_grad and value.numel() <= _LARGEST_KEPT):
+                    yield name, value
+
+        return HeldState(type(objective).__name__, "mean", values, (type(objective),))
+
     def measure(self) -> dict[str, float]:
         """Return the metrics over the test split."""
         self.training.objective.begin(self.step - 1)  # as after the step, where a resumed run begins with an evaluation
@@ -107,8 +119,7 @@ class Loop(BaseLoop):
             batch = self.feed.batch(self.step)
         waited = watch.seconds
         training.objective.begin(self.step)
-        if self._looks:
-            self.of_objective.note()
+        of_objective = self._of_objective() if self._looks else None
         training.seed("step", self.step)
         with training.usage.step(self.step):
             training.boundary.step_boundary()
@@ -124,9 +135,9 @@ class Loop(BaseLoop):
                 average_statistics(stage, training.mesh.dp)
         self._report_pipeline()
         self._end_step(totals, totals.loss, step_metrics(training, totals, rate, Timing(watch.seconds, waited)))
-        if self._looks:
+        if of_objective is not None:
             self._looks -= 1
-            self.of_objective.check()
+            of_objective.check()
             check_learns_nothing(training.objective, self.parameters)
             self._check_held()
         return totals

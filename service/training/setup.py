@@ -16,7 +16,7 @@ from service.jobs.spec.objective import Certified, CrossEntropy
 from service.jobs.spec.train import TrainSpec
 from service.models import ModelOutline, Weights, data, load_into
 from service.models.compiled import COMPILE_MODES
-from service.models.data import BatchOrder, Dataset, digest_of_labels, may_ignore, without_ignored
+from service.models.data import BatchOrder, Dataset, check_again, digest_of_labels, may_ignore, without_ignored
 from service.models.parallelize import ModelRecipe, gate_fingerprints, keep_when_compiled, parallelize
 from service.models.plain import PlainModel
 from service.models.randomness import seed_all
@@ -138,6 +138,7 @@ def load_inputs(spec: TrainSpec, context: RunContext, device: torch.device, mesh
     for what, samples in needed.items():
         if not len(samples):
             raise ValueError(f"data.source={spec.data.source!r} gives no sample to {what}")
+    check_again(dataset)
     labels = digest_of_labels(dataset)
     gives = f"data.source={spec.data.source!r} gives"
     agree({f"the labels that {gives}": labels, f"the digest of the samples that {gives}": dataset.sha256})

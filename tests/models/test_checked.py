@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from service.jobs.plugins import IGNORED, DataConfig, Features, Samples, Tokens
-from service.models.data import Dataset, Split, checked, digest_of_labels, may_ignore, without_ignored
+from service.models.data import Dataset, Split, check_again, checked, digest_of_labels, may_ignore, without_ignored
 from service.models.data.sources import Samples as OnDisk
 
 PICTURES = Features(6, 3, shape=(1, 2, 3))
@@ -151,7 +151,7 @@ def test_a_source_that_gives_others_when_it_is_asked_again_is_named(
     splits: list[Any] = [OfDisk(features(6)), ReadingOn(features(6, count=40))]
     name = "the test split of data.source='digits'" if of_test else "^data.source='digits'"
     with pytest.raises(ValueError, match=f"{name} gives other samples when the same ones are taken again"):
-        loaded(monkeypatch, Features(6, 3), *(splits if of_test else splits[::-1]))
+        check_again(loaded(monkeypatch, Features(6, 3), *(splits if of_test else splits[::-1])))
 
 
 def test_a_split_without_samples_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_split_without_samples_is_not_asked(monkeypatch: pytest.MonkeyPatch) -
         def take(self, indices: Tensor) -> Split:
             raise AssertionError
 
-    assert not len(loaded(monkeypatch, Features(6, 3), Empty(features(6, count=0)), OfDisk(features(6))).train)
+    check_again(loaded(monkeypatch, Features(6, 3), Empty(features(6, count=0)), OfDisk(features(6))))
 
 
 def test_batches_of_a_source_are_taken_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ Everything is a pure function of the spec and the seed, so that every layout and
 same samples at the same step. Nothing is downloaded.
 """
 
-from service.models.data.checked import digest_of_labels, load, may_ignore, without_ignored
+from service.models.data.checked import check_again, digest_of_labels, load, may_ignore, without_ignored
 from service.models.data.order import BatchOrder, open_feed
 from service.models.data.sources import Dataset, Loader, Samples, Split
 
@@ -14,6 +14,7 @@ __all__ = [
     "Loader",
     "Samples",
     "Split",
+    "check_again",
     "digest_of_labels",
     "load",
     "may_ignore",

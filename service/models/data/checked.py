@@ -146,9 +146,9 @@ class CheckedSamples:
             found.add((digest(taken.inputs), digest(taken.targets)))
         if len(found) > 1:
             raise ValueError(
-                f"{self.declared.name} gives other samples when the same ones are taken again; draw from the "
-                "generators of torch, NumPy or Python, which follow from the job's seed, or from one that is made of "
-                "the indices"
+                f"{self.declared.name} gives other samples when the same ones are taken again; draw on the CPU from "
+                "the generators of torch, NumPy or Python, which follow from the job's seed, or from one that is made "
+                "of the indices"
             )
 
     def to(self, device: torch.device) -> CheckedSamples:
@@ -167,9 +167,7 @@ def load(spec: DataSpec, layout: DataLayout | None = None) -> Dataset:
             declared.check(samples)
             found.append(samples)
         else:
-            found.append(checked := CheckedSamples(samples, declared, lock))
-            if len(checked):
-                checked.check_again()
+            found.append(CheckedSamples(samples, declared, lock))
     return replace(dataset, train=found[0], test=found[1])
 
 
@@ -187,6 +185,13 @@ def without_ignored(dataset: Dataset, reader: str) -> Dataset:
         else:
             found.append(samples)
     return replace(dataset, train=found[0], test=found[1])
+
+
+def check_again(dataset: Dataset) -> None:
+    """Raise ``ValueError`` if a split on disk gives other samples when the same ones are taken again."""
+    for samples in (dataset.train, dataset.test):
+        if isinstance(samples, CheckedSamples) and len(samples):
+            samples.check_again()
 
 
 def may_ignore(samples: Samples) -> bool:

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from service.models.held_state import lost
 
-_OF_EVERY_OPTIMIZER = frozenset(vars(Optimizer([torch.empty(0)], {})))
 _COUNT = "step"
 
 
@@ -89,18 +88,25 @@ class Rule:
     def check_state(self) -> None:
         """Raise ``ValueError`` for what it keeps of a parameter and a checkpoint does not."""
         held = {*self.moments, *([_COUNT] if self.counts else ())}
-        for state in self.optimizer.state.values():
+        kind, what = type(self.optimizer).__name__, "and checkpoints do not hold it"
+        for of_whom, state in self.optimizer.state.items():
+            if not isinstance(state, dict):
+                raise lost(kind, f"state[{of_whom!r}]", f"kept beside what is of each parameter, {what}")
             if others := sorted(map(str, state.keys() - held)):
-                kind, what = type(self.optimizer).__name__, "kept of each parameter, and checkpoints do not hold it"
-                raise lost(kind, f"state[…][{others[0]!r}]", f"{what}; expected it among the moments of its Rule")
+                what = f"kept of each parameter, {what}; expected it among the moments of its Rule"
+                raise lost(kind, f"state[…][{others[0]!r}]", what)
 
     def settings(self) -> Iterator[tuple[str, Any]]:
-        """Yield by name what its optimizer keeps beside the state of parameters, but for what a schedule changes."""
+        """Yield by name what its optimizer keeps in its groups, but for what a schedule changes, and the numbers among
+        its public attributes: others may be its groups under another name, or what torch notes for itself.
+        """
         for place, group in enumerate(self.optimizer.param_groups):
             for key, value in group.items():
                 if key not in ("params", "lr"):
                     yield f"param_groups[{place}][{key!r}]", value
-        yield from ((name, value) for name, value in vars(self.optimizer).items() if name not in _OF_EVERY_OPTIMIZER)
+        for name, value in vars(self.optimizer).items():
+            if isinstance(value, int | float) and not name.startswith("_"):
+                yield name, value
 
 
 Factory = Callable[[Any, Sequence[UpdateGroup], torch.device], Sequence[Rule]]
