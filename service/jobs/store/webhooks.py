@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import orjson
@@ -162,8 +161,10 @@ class Webhooks:
     def put_back(self, taken: Sequence[DueDelivery], after_s: float) -> None:
         """Let deliveries that were taken and not sent be due again after some seconds."""
         due_ms = int(self.client.call("HGET", CLOCK(), "now")) + round(after_s * 1000)
-        names = [f"{each.sender}:{each.delivery.id}" for each in taken]
-        self.client.call("ZADD", WEBHOOK_DUE(), "XX", *chain.from_iterable((due_ms, name) for name in names))
+        words: list[int | str] = []
+        for each in taken:
+            words += (due_ms, f"{each.sender}:{each.delivery.id}")
+        self.client.call("ZADD", WEBHOOK_DUE(), "XX", *words)
 
     def list(self) -> list[Webhook]:
         """Return all webhooks, oldest first."""
