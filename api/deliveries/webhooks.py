@@ -80,7 +80,9 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
 
     async def _run(self) -> None:
         limits = httpx2.Limits(max_connections=_AT_ONCE, max_keepalive_connections=0)
-        async with httpx2.AsyncClient(trust_env=False, follow_redirects=False, limits=limits) as self._client:
+        async with httpx2.AsyncClient(
+            trust_env=False, follow_redirects=False, limits=limits, timeout=self._times.answer_s
+        ) as self._client:
             try:
                 await super()._run()
             finally:

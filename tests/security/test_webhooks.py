@@ -7,6 +7,7 @@ import json
 import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -291,16 +292,16 @@ def test_a_receiver_that_does_not_answer_keeps_no_other_waiting(alone: str, tmp_
     settings = Settings(data=tmp_path, redis_url=SecretStr(alone), webhook_allow="127.0.0.1")
     store = Store.connect(settings.broker_url, settings.layout)
     change = {"job": "job_0", "kind": "train", "name": "", "owner": "ada", "state": "failed", "attempt": 1, "time": 1}
+    asked: list[socket.socket] = []
     unread = json.dumps({"id": "msg_0", "event": {}, "format": "newer"})
 
-    async def send(mute: str) -> int:
+    async def send(slow: str) -> None:
         sender = WebhookSender(settings, store, SenderTimes(answer_s=300.0))
-        sender._slow.add(mute)
+        sender._slow.add(slow)
         sender.start()
         await asyncio.to_thread(eventually, lambda: receiver.taken)
-        under_way = len(sender._under_way)
+        assert sender._client.timeout.read == 300.0, "by default, HTTP would wait for 5 s"
         await sender.stop()
-        return under_way
 
     with socket.create_server(("127.0.0.1", 0)) as mute, redis_py.Redis.from_url(alone, decode_responses=True) as redis:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
@@ -310,7 +311,14 @@ def test_a_receiver_that_does_not_answer_keeps_no_other_waiting(alone: str, tmp_
             stubs.make_deliveries(store.client, noted, 10_000, 9, hook.id, "0", unread)
         for project in (*["red"] * 50, "blue"):
             redis.xadd(WEBHOOK_CHANGES(), {"d": json.dumps(change | {"project": project})})
-        assert asyncio.run(send(address)) <= 9
+        asyncio.run(send(address))
+        mute.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                asked.append(mute.accept()[0])
+    for connection in asked:
+        connection.close()
+    assert len(asked) <= 8
     store.close()
 
 

@@ -161,10 +161,10 @@ class Webhooks:
     def put_back(self, taken: Sequence[DueDelivery], after_s: float) -> None:
         """Let deliveries that were taken and not sent be due again after some seconds."""
         due_ms = int(self.client.call("HGET", CLOCK(), "now")) + round(after_s * 1000)
-        places: list[str | int] = []
+        words: list[int | str] = []
         for each in taken:
-            places += (due_ms, f"{each.sender}:{each.delivery.id}")
-        self.client.call("ZADD", WEBHOOK_DUE(), "XX", *places)
+            words += (due_ms, f"{each.sender}:{each.delivery.id}")
+        self.client.call("ZADD", WEBHOOK_DUE(), "XX", *words)
 
     def list(self) -> list[Webhook]:
         """Return all webhooks, oldest first."""
