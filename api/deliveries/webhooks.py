@@ -26,7 +26,7 @@ from service.jobs.settings import Settings
 from service.jobs.store import Store
 from service.jobs.store.webhooks import DueDelivery
 
-_AT_ONCE, _OF_SLOW = 32, 8
+_AT_ONCE, _OF_SLOW = 64, 16
 """Most deliveries at once, of all and to one slow receiver."""
 _MOST_SLOW = 1000
 """Slow receivers that are known at once."""
@@ -42,7 +42,7 @@ class SenderTimes(RoundTimes):
     """Limit on a receiver's whole answer."""
     slow_s: float = 2.0
     """A receiver that last took longer is slow: others do not wait for it."""
-    put_back_s: float = 10.0
+    put_back_s: float = 1.0
     """Pause of deliveries to a slow receiver that already gets some."""
 
 
@@ -98,9 +98,10 @@ class WebhookSender(DeliveryRounds[SenderTimes]):
             return False
         made = await asyncio.to_thread(self._store.webhooks.make_deliveries, _AT_ONCE)
         due = await asyncio.to_thread(self._store.webhooks.due, _AT_ONCE - len(self._under_way))
-        if later := [each for each in due if not self._begin(each)]:
+        later = [each for each in due if not self._begin(each)]
+        if later:
             await asyncio.to_thread(self._store.webhooks.put_back, later, self._times.put_back_s)
-        return made + len(due) > 0
+        return made + len(due) > len(later)
 
     def _begin(self, due: DueDelivery) -> bool:
         """Begin to send a delivery; return whether its receiver may have it now."""

@@ -37,5 +37,6 @@ class HeadRequests(HttpMiddleware):
         try:
             await answering
         except asyncio.CancelledError:
-            if not has_begun:
+            current = asyncio.current_task()
+            if not has_begun or (current is not None and current.cancelling()):
                 raise

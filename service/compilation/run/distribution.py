@@ -277,7 +277,8 @@ def _standing_out(
 ) -> str:
     """Return the tensor whose statistic is larger for the two groups than for any drawn at random; or nothing.
 
-    Distances up to ``rounding`` do not count, nor those up to a tensor's own in ``coarser``; of whole numbers all do.
+    Distances up to ``rounding`` do not count; those of single elements only beyond a tensor's own in ``coarser``, and of
+    whole numbers all.
     """
     generator = torch.Generator().manual_seed(_PERMUTED)
     pairs = min(len(each) for side in (eager, compiled) for each in side.values())
@@ -286,12 +287,11 @@ def _standing_out(
     broad: dict[tuple[Key, str], Tensor] = {}
     narrow: dict[tuple[Key, str], Tensor] = {}
     for (key, what), moment in moments.items():
-        least = max(rounding, coarser.get(key, 0.0)) if eager[key].is_floating_point() else 0.0
-        apart = _beyond(moment, labels, least)
-        broad[key, what] = _rms_of_rows(apart)
+        broad[key, what] = _rms_of_rows(_beyond(moment, labels, rounding))
         if what == _MEAN:
+            least = max(rounding, coarser.get(key, 0.0)) if eager[key].is_floating_point() else 0.0
             varies = (moment[:pairs] - moment[pairs:]).square().mean(0).sqrt()
-            narrow[key, f"{what} of some elements"] = (apart / (varies + _TINY)).amax(1)
+            narrow[key, f"{what} of some elements"] = (_beyond(moment, labels, least) / (varies + _TINY)).amax(1)
     return _worst(broad) or _worst(narrow)
 
 
@@ -308,7 +308,7 @@ def _worst(statistics: Mapping[tuple[Key, str], Tensor]) -> str:
 def _moments(values: Mapping[Key, Tensor], most: int) -> dict[tuple[Key, str], Tensor]:
     """Return the moments to average of each tensor, (samples, numbers), in units of its own spread."""
     units = {key: _in_units(torch.where(each.isfinite(), each, torch.nan)) for key, each in values.items()}
-    shown = torch.cat([each for (kind, _), each in units.items() if kind != "gradient"] or [*units.values()], dim=1)
+    shown = torch.cat([each for key, each in units.items() if not _is_gradient(key)] or [*units.values()], dim=1)
     shown = shown[:, torch.linspace(0, shown.shape[1] - 1, min(most, shown.shape[1])).long()]
     found: dict[tuple[Key, str], Tensor] = {}
     for key, each in units.items():

@@ -50,7 +50,7 @@ def training_outcome(run: RecordedRun, baseline: Baseline) -> TrainingOutcome:
         unreached=run.missing.union(*lost),
         unreached_eager=eager.missing,
         moved=run.moved,
-        moved_eager=eager.moved_surely - baseline.rounding_only,
+        moved_eager=eager.moved - baseline.rounding_only,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
         unsharded=run.unsharded,
         unused=baseline.unused,

@@ -30,8 +30,6 @@ _VARIED, _NEAR = 4, 256
 """The multiples of parameters that iterations take in turn, and the fraction of them by which one is above another."""
 _MEMBERS = 10**6
 """More than any program has parameters."""
-_DECIDED_BY_ROUNDING = 2.0
-"""Units in the last place by which a step may move a parameter, or may not: as it rounds."""
 _FREE = " (running on)"
 """Follows the kind of a tensor of a free iteration, which continues the one before it."""
 TRAJECTORY = "trajectory"
@@ -54,8 +52,6 @@ class RecordedRun:
     """The trainable parameters."""
     moved: frozenset[str]
     """Parameters that the updates changed."""
-    moved_surely: frozenset[str]
-    """Parameters that the updates changed by more than another rounding would undo."""
     missing: frozenset[str]
     """Parameters that got no gradient in any judged iteration."""
     unsharded: frozenset[str]
@@ -191,22 +187,11 @@ def _make_run(
         tensors=tuple(record.tensors for record in judged),
         parameters=tuple(name for kind, name in before if kind == "parameter"),
         moved=frozenset(key[1] for key, value in before.items() if not torch.equal(value, end[key])),
-        moved_surely=frozenset(key[1] for key, value in before.items() if _is_far(value, end[key], len(judged))),
         missing=frozenset.intersection(*(record.missing for record in judged)) if judged else frozenset(),
         unsharded=built.unsharded,
         starts=tuple(starts),
         random=any(record.drew for record in judged),
     )
-
-
-def _is_far(before: Tensor, end: Tensor, steps: int) -> bool:
-    """Return whether so many steps moved any element further than rounding may decide: a layer scale of 1e-6 leaves
-    updates that are lost in the last place of most parameters behind it.
-    """
-    if not before.is_floating_point():
-        return not torch.equal(before, end)
-    units = _DECIDED_BY_ROUNDING * steps * torch.finfo(before.dtype).eps
-    return not bool(((end.double() - before.double()).abs() <= units * before.double().abs()).all())
 
 
 def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:

@@ -50,20 +50,6 @@ def _zero(value: Any) -> Any:
     return value * 0 if isinstance(value, torch.Tensor) else value
 
 
-def test_an_update_that_rounding_may_lose_is_no_fault(ascend: Ascend) -> None:
-    """As behind a layer scale of 1e-6, which few of its updates survive."""
-    rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altering(_smaller_by_rounding)))
-    (result,) = ascend(frozen.BARELY, rungs=[rung])
-    assert (result.verdict, messages(result)) == ("pass", "")
-    training = seen(result).training
-    assert training is not None
-    assert "scale" not in training.moved
-
-
-def _smaller_by_rounding(value: Any) -> Any:
-    return value * (1 - 1e-5) if isinstance(value, torch.Tensor) else value
-
-
 def test_updates_that_move_nothing_in_eager_either_are_frozen(ascend: Ascend) -> None:
     flat = replace(clean.PERCEPTRON, loss=lambda outputs, targets: outputs.sum() * 0)
     (result,) = ascend(flat, rungs=LADDER[:1])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from programs.parts import CLASSES, FEATURES, Perceptron, program
 from service.compilation.program import Parts
-from service.compilation.program.model import LEARNING_RATE, ModelProgram
+from service.compilation.program.model import ModelProgram
 
 
 class CutOff(Perceptron):
@@ -60,17 +59,6 @@ class CutOffForOne(nn.Module):
         return self.inner(x) + 0.1 * shift
 
 
-class Barely(nn.Module):
-    """An update moves its ``scale`` by half a unit in the last place, and a little more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.scale = Perceptron(), nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.scale * ((1 + 3e-6) * 2**-25 / LEARNING_RATE)
-
-
 def untrainable() -> nn.Module:
     return Perceptron().requires_grad_(False)
 
@@ -79,6 +67,5 @@ CUT_OFF = program(CutOff)
 UNUSED = program(Pooling)
 CUT_OFF_BESIDE_UNUSED = program(CutOffPooling)
 DECAYING = Decaying(UNUSED.module, UNUSED.batches)
-BARELY = replace(program(Barely), loss=lambda outputs, targets: outputs.mean())
 UNTRAINABLE = program(untrainable)
 CUT_OFF_FOR_ONE = program(CutOffForOne, sizes=(8, 5))
