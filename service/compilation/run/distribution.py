@@ -277,8 +277,8 @@ def _standing_out(
 ) -> str:
     """Return the tensor whose statistic is larger for the two groups than for any drawn at random; or nothing.
 
-    Distances up to ``rounding`` do not count; those of single elements only beyond a tensor's own in ``coarser``, and of
-    whole numbers all.
+    Distances up to ``rounding`` do not count; of single elements, only those beyond a tensor's own in ``coarser`` do,
+    and of whole numbers all.
     """
     generator = torch.Generator().manual_seed(_PERMUTED)
     pairs = min(len(each) for side in (eager, compiled) for each in side.values())
