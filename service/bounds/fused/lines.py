@@ -112,11 +112,12 @@ def propagate_bent_lines(
         return line.flatten(2).index_select(2, bent)
 
     lower, upper, below, above = lines
-    through = coefficients * lower
+    # Flat before the product, which keeps the order of memory: permuted, a flat result would be a copy.
+    through = coefficients.flatten(2) * lower.flatten(2)
     intercepts = (each if each is None else of_bent(each) for each in (below, above))
     part, bias = propagate_lines_in_steps(of_bent(coefficients), of_bent(lower), of_bent(upper), *intercepts)
-    through.flatten(2).index_copy_(2, bent, part)
-    return through, bias
+    through.index_copy_(2, bent, part)
+    return through.reshape(*through.shape[:2], *coefficients.shape[2:]), bias
 
 
 def propagate_free_slopes(

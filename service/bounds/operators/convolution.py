@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -243,7 +242,7 @@ def _adjoint_of_images(  # noqa: PLR0917 - a convolution has as many
     Libraries' own adjoints with a stride, or onto few channels, are up to twenty times slower, except for groups with a
     stride.
     """
-    kernel = _known_in_phases(weight, stride, groups)
+    kernel = _in_phases(weight, stride, groups)
     skipped = [
         _skipped(own, size, step, pad, kernel.shape[axis], weight.shape[axis])
         for axis, own, size, step, pad in zip((2, 3), flat.shape[2:], shape[1:], stride, padding, strict=True)
@@ -268,21 +267,6 @@ def _skipped(own: int, size: int, step: int, pad: int, steps: int, kernel: int) 
     """Return how many whole steps of padding need not be computed on each side; patches may end early at the far."""
     early = size + 2 * pad - kernel - (own - 1) * step
     return max(0, min((pad - early) // step, steps - 1))
-
-
-_kernels: MutableMapping[Tensor, dict[tuple[tuple[int, int], int], Tensor]] = WeakTensorKeyDictionary()
-"""Each weight's kernels in phases by stride and groups, on a CPU, where one takes as long as many products with it."""
-
-
-def _known_in_phases(weight: Tensor, stride: tuple[int, int], groups: int) -> Tensor:
-    if weight.device.type != "cpu" or weight.requires_grad:
-        return _in_phases(weight, stride, groups)
-    if weight not in _kernels:
-        _kernels[weight] = {}
-    known = _kernels[weight]
-    if (stride, groups) not in known:
-        known[stride, groups] = _in_phases(weight, stride, groups)
-    return known[stride, groups]
 
 
 def _in_phases(weight: Tensor, stride: tuple[int, int], groups: int) -> Tensor:

@@ -265,10 +265,13 @@ def test_kernels_make_the_same(monkeypatch: pytest.MonkeyPatch, name: str, dtype
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_lines_that_are_one_multiplication_at_most_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_permuted", [False, True])
+def test_lines_that_are_one_multiplication_at_most_entries(is_permuted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of one instance that differ count in all; an infinite slope is no multiplication."""
     number = randoms(8)
     slope, coefficients = number(2, 3, 20), number(2, 5, 3, 20)
+    if is_permuted:  # as a transpose behind the operator leaves them
+        coefficients = number(2, 5, 20, 3).transpose(2, 3)
     upper, above = slope.clone(), torch.zeros_like(slope)
     upper[0, 1, 4], above[1, 2, 7], slope[1, 0, 0], upper[1, 0, 0] = 2.0, 0.5, torch.inf, torch.inf
     relaxation = Relaxation(slope, upper, None, above)
